@@ -1,0 +1,50 @@
+# Two commands do everything on a fresh machine: make serve, make test.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+MODEL  ?= credit-mini
+PORT   ?= 8000
+
+.PHONY: help setup serve test check lint types contracts bench clean
+
+help:        ## what each command does
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(VENV)/.dev ## make .venv with everything that development needs
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tidegate needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
+	$(PYTHON) -m venv $(VENV)
+
+# The server alone needs less than the tests do.
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install -q -c constraints.txt --only-binary=:all: --no-binary=tidegate -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install -q -c constraints.txt --only-binary=:all: --no-binary=tidegate -e '.[dev]'
+	@touch $@ $(VENV)/.serve
+
+serve: $(VENV)/.serve ## set up and serve the embedded model on 127.0.0.1:8000
+	$(BIN)/tidegate serve --model $(MODEL) --port $(PORT)
+
+test: $(VENV)/.dev ## set up and run the tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: lint types contracts test ## lint + types + contracts + tests
+
+lint: $(VENV)/.dev ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev ## import-linter: layers and ranks
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev ## the serving benchmark
+	$(BIN)/python -m scripts.bench_serving
+
+clean:       ## remove what the commands above made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

@@ -1,0 +1,1 @@
+"""Array kernels: each op with a plain reference; imports only jax and numpy."""

@@ -1,0 +1,1 @@
+"""DeepSeek-family models in Flax NNX: configuration, layers, checkpoints, tokenizer, templates."""

@@ -1,0 +1,1 @@
+"""Quantisation: training for the precision that is served (rules, fake-quant layers, folding)."""

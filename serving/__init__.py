@@ -1,0 +1,1 @@
+"""The server: plain data, engine, pipeline, service, transport, offline scoring, command line."""

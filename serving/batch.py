@@ -1,0 +1,101 @@
+"""The border between the engine's Python and the device: one Batch in, one StepOutput out, in NumPy.
+
+A Batch always has every field, in the shape that its bucket fixes: what a request does not use is a zero-valued
+no-op of the same shape, so one compiled program serves every feature. Row r is padding where length[r] == 0; page 0
+and slot 0 belong to nobody and take the writes of padding. JAX arrays never cross this border.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_TARGETS = 16  # token ids scored at the last position of a row
+NUM_TOP = 20  # most likely tokens reported per position
+
+
+class Kind(StrEnum):
+    SCORE = "score"  # a whole prompt, no KV cache: label scoring and prompt log-probabilities
+    EXTEND = "extend"  # a chunk of a prompt, into the paged KV cache; samples after its last token
+    DECODE = "decode"  # one token a row, the one that the device sampled last in this row's slot
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """One compiled shape. `tokens` is per row (1 for decode); `pages` is the width of the page table (0 for score)."""
+
+    kind: Kind
+    rows: int
+    tokens: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    bucket: Bucket
+    tokens: NDArray[np.int32]  # [rows, tokens]; ignored in decode
+    start: NDArray[np.int32]  # [rows] position of the row's first token
+    length: NDArray[np.int32]  # [rows] valid tokens of the row in this step; 0: padding
+    page_table: NDArray[np.int32]  # [rows, pages] pages in order of position; 0 beyond the row's own
+    slot: NDArray[np.int32]  # [rows] where the sampled token is kept for the next decode; 0: nowhere
+    targets: NDArray[np.int32]  # [rows, NUM_TARGETS]
+    temperature: NDArray[np.float32]  # [rows] 0: greedy
+    top_k: NDArray[np.int32]  # [rows] 0: off
+    top_p: NDArray[np.float32]  # [rows] 1: off
+    min_p: NDArray[np.float32]  # [rows] 0: off
+    seed: NDArray[np.uint32]  # [rows, 2] the two halves of a 64-bit seed
+    want_top: NDArray[np.bool_]  # [] any row wants the most likely tokens after its last position
+    want_prompt: NDArray[np.bool_]  # [] any row wants log-probabilities inside its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Host copies. Arrays that the batch did not ask for (want_top, want_prompt) are None, never fetched."""
+
+    token: NDArray[np.int32]  # [rows] sampled after the last valid token
+    logprob: NDArray[np.float32]  # [rows] its log-probability (before temperature and truncation)
+    target_logprobs: NDArray[np.float32]  # [rows, NUM_TARGETS]
+    finite: NDArray[np.bool_]  # [rows] False: this row's logits hold NaN or +inf
+    top_ids: NDArray[np.int32] | None  # [rows, NUM_TOP]
+    top_logprobs: NDArray[np.float32] | None  # [rows, NUM_TOP]
+    prompt_logprobs: (
+        NDArray[np.float32] | None
+    )  # [rows, tokens]; [r, i]: of token i+1 of the chunk, given those up to i
+    prompt_top_ids: NDArray[np.int32] | None  # [rows, tokens, NUM_TOP]
+    prompt_top_logprobs: NDArray[np.float32] | None  # [rows, tokens, NUM_TOP]
+
+
+class Pending(Protocol):
+    """A dispatched step."""
+
+    def result(self) -> StepOutput:
+        """Wait for the device; raise what the step raised."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs batches in the order of submission. Not thread-safe: the engine thread owns it."""
+
+    @property
+    def buckets(self) -> Sequence[Bucket]: ...
+
+    def warmup(self, progress: "Progress") -> None:
+        """Compile every bucket; after it returns no submit compiles."""
+        ...
+
+    def submit(self, batch: Batch) -> Pending:
+        """Dispatch without waiting."""
+        ...
+
+    def reset(self) -> None:
+        """Give the KV cache and the slots fresh storage after a failed step."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Progress(Protocol):
+    def __call__(self, done: int, total: int) -> None: ...

@@ -1,0 +1,1 @@
+"""Forecast, alerts, scaling: pure policies with an injected clock."""

@@ -1,0 +1,1 @@
+"""One thread that turns requests into full device steps."""

@@ -1,0 +1,1 @@
+"""Stages before and after the engine: render, encode, decode, post-process."""

@@ -1,0 +1,1 @@
+"""Admission, breakers, ladder: pure policies with an injected clock."""

@@ -1,0 +1,1 @@
+"""HTTP: schema, handlers, middleware. HTTP objects never leave this package."""

@@ -1,0 +1,151 @@
+"""Plain data that crosses layers: what a client asked for, what the engine is given, what comes back.
+
+Everything is frozen and holds no arrays, so any thread may keep a reference. A Request becomes Prepared sequences
+(one per engine row), the engine answers each with Updates, and the pipeline folds those into Scores or Deltas.
+Invariant: every sequence ends in exactly one Update whose `finish` or `error` is set.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class Priority(IntEnum):
+    """Smaller runs first."""
+
+    URGENT = 0
+    NORMAL = 1
+    LOW = 2
+
+
+class LatencyClass(StrEnum):
+    SCORE = "score"  # a label, end to end
+    INTERACTIVE = "interactive"  # time to first token and per token
+    BATCH = "batch"  # no target
+
+
+class Tier(StrEnum):
+    FULL = "full"
+    INT8 = "int8"
+    RULES = "rules"
+
+
+class Finish(StrEnum):
+    STOP = "stop"  # an end-of-sequence token or a stop string
+    LENGTH = "length"  # max_tokens or the context is used up
+    SCORED = "scored"  # a sequence without generation has its log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    messages: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureInput:
+    features: Mapping[str, Any]
+    template: str | None = None
+
+
+Input = TextInput | TokenInput | ChatInput | FeatureInput
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to continue a prompt. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # 64 bits, already resolved: never None, one per choice
+    stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = -1  # -1: none; 0: the chosen token's only; n: the n most likely too
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One row for the engine: a prompt, and what is wanted of it.
+
+    `sampling` None: score only. `targets`: token ids whose log-probability right after the prompt is wanted.
+    `prompt_logprobs` >= 0: the log-probability of every prompt token given those before it, and that many alternatives.
+    """
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams | None = None
+    targets: tuple[int, ...] = ()
+    prompt_logprobs: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows that were asked for together: cancelled together, admitted together."""
+
+    id: str
+    tenant: str
+    rows: tuple[Prepared, ...]
+    priority: Priority = Priority.NORMAL
+    latency_class: LatencyClass = LatencyClass.INTERACTIVE
+    deadline_s: float | None = None  # on the engine's clock; None: no deadline
+    profile_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one row. The last one of a row has `finish` or `error` set."""
+
+    row: int
+    tokens: tuple[TokenLogprob, ...] = ()  # newly generated
+    target_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # one per prompt token from the second on
+    finish: Finish | None = None
+    error: Exception | None = None  # a serving.errors.ServingError
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One input's answer; `error` set means that this input failed alone."""
+
+    index: int
+    label: str | None = None
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+    tier: Tier = Tier.FULL
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one choice of a completion."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    tokens: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    error: Exception | None = None
