@@ -39,6 +39,7 @@ class Batch:
     tokens: NDArray[np.int32]  # [rows, tokens]; ignored in decode
     start: NDArray[np.int32]  # [rows] position of the row's first token
     length: NDArray[np.int32]  # [rows] valid tokens of the row in this step; 0: padding
+    next_token: NDArray[np.int32]  # [rows] the prompt token that follows this chunk; 0 after the last one
     page_table: NDArray[np.int32]  # [rows, pages] pages in order of position; 0 beyond the row's own
     slot: NDArray[np.int32]  # [rows] where the sampled token is kept for the next decode; 0: nowhere
     targets: NDArray[np.int32]  # [rows, NUM_TARGETS]
@@ -63,7 +64,7 @@ class StepOutput:
     top_logprobs: NDArray[np.float32] | None  # [rows, NUM_TOP]
     prompt_logprobs: (
         NDArray[np.float32] | None
-    )  # [rows, tokens]; [r, i]: of token i+1 of the chunk, given those up to i
+    )  # [rows, tokens]; [r, i]: of token i+1 of the chunk, given those up to i; [r, length-1]: of next_token
     prompt_top_ids: NDArray[np.int32] | None  # [rows, tokens, NUM_TOP]
     prompt_top_logprobs: NDArray[np.float32] | None  # [rows, tokens, NUM_TOP]
 
@@ -81,6 +82,11 @@ class Runner(Protocol):
 
     @property
     def buckets(self) -> Sequence[Bucket]: ...
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the KV cache, the reserved page 0 included."""
+        ...
 
     def warmup(self, progress: "Progress") -> None:
         """Compile every bucket; after it returns no submit compiles."""

@@ -1,0 +1,278 @@
+"""Fakes for tests of serving: a clock that moves when told, and a NumPy "device" with a deterministic language model.
+
+FakeRunner keeps the tokens of a sequence in its KV pages and reads them back through the page table, so an engine that
+mixes up pages, slots or positions gets other tokens than `ToyModel.generate`, which is the reference. Faults: steps that
+raise at submit or at result (a KV step that raises loses the cache until `reset`, as donated buffers do), prompts
+whose logits are not finite, results held back until `release`.
+"""
+
+import threading
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import NUM_TARGETS, NUM_TOP, Batch, Bucket, Kind, Progress, StepOutput
+
+_HOLD_LIMIT_S = 30.0  # a test that forgets to release fails instead of hanging
+
+
+class FakeClock:
+    """Seconds that move only by `advance`."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def _mix(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x45D9F3B)
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x45D9F3B)
+    return x ^ (x >> np.uint32(16))
+
+
+@dataclass
+class ToyModel:
+    """The distribution after a context depends on the context's tokens alone.
+
+    `scripts` maps a prompt to what greedy (and any other) sampling answers to it, one token after the other.
+    """
+
+    vocab_size: int = 320
+    scripts: Mapping[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
+    poisoned: frozenset[tuple[int, ...]] = frozenset()  # contexts that start so have NaN logits
+
+    def logprobs(self, context: Sequence[int]) -> NDArray[np.float32]:
+        """[vocab_size] log-probabilities of the token after `context`."""
+        crc = zlib.crc32(np.asarray(context, np.int32).tobytes())
+        ids = np.arange(self.vocab_size, dtype=np.uint32)
+        logits = _mix(ids * np.uint32(2654435761) + np.uint32(crc)).astype(np.float64) / 2**32 * 8.0
+        scripted = self._scripted(context)
+        if scripted is not None:
+            logits[scripted] += 30.0
+        logits -= logits.max()
+        return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+
+    def _scripted(self, context: Sequence[int]) -> int | None:
+        context = tuple(context)
+        for prompt, answer in self.scripts.items():
+            done = len(context) - len(prompt)
+            if context[: len(prompt)] == prompt and 0 <= done < len(answer):
+                return answer[done]
+        return None
+
+    def finite(self, context: Sequence[int]) -> bool:
+        context = tuple(context)
+        return not any(context[: len(p)] == p for p in self.poisoned)
+
+    def sample(self, context: Sequence[int], *, temperature: float = 0.0, top_k: int = 0, seed: int = 0) -> int:
+        """Greedy at temperature 0, else Gumbel noise from (seed, position)."""
+        scores = self.logprobs(context).astype(np.float64)
+        if temperature > 0:
+            noise = np.random.default_rng([seed & 0xFFFFFFFF, seed >> 32, len(context)]).gumbel(size=self.vocab_size)
+            if top_k > 0:
+                scores[scores < np.sort(scores)[-top_k]] = -np.inf
+            scores = scores / temperature + noise
+        return int(scores.argmax())
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int] = (), **sampling: float
+    ) -> list[int]:
+        """The reference: what a right engine answers, the stop token included."""
+        context, stops = list(prompt), frozenset(stop)
+        while len(context) - len(prompt) < max_tokens:
+            context.append(self.sample(context, **sampling))  # type: ignore[arg-type]
+            if context[-1] in stops:
+                break
+        return context[len(prompt) :]
+
+
+def default_buckets(page_size: int, max_context: int) -> tuple[Bucket, ...]:
+    """A few of each kind, up to `max_context` tokens and 64 rows."""
+    pages = -(-max_context // page_size)
+    score = [Bucket(Kind.SCORE, r, t, 0) for r in (1, 4, 16, 64) for t in (32, 128, max_context)]
+    extend = [Bucket(Kind.EXTEND, r, t, pages) for r, t in ((1, 64), (4, 64), (1, 256))]
+    decode = [Bucket(Kind.DECODE, r, 1, p) for r in (1, 4, 16, 64) for p in (max(1, pages // 4), pages)]
+    return tuple(score + extend + decode)
+
+
+class FakeRunner:
+    """Implements serving.batch.Runner. `batches` holds everything that was submitted, in order."""
+
+    def __init__(
+        self,
+        model: ToyModel | None = None,
+        *,
+        page_size: int = 16,
+        num_pages: int = 2049,
+        max_context: int = 512,
+        max_slots: int = 64,
+        buckets: Sequence[Bucket] | None = None,
+        fail_submit: Iterable[int] = (),
+        fail_result: Iterable[int] = (),
+        held: bool = False,
+    ) -> None:
+        self.model = model or ToyModel()
+        self._buckets = tuple(buckets or default_buckets(page_size, max_context))
+        self._page_size, self._num_pages, self._max_slots = page_size, num_pages, max_slots
+        self.fail_submit, self.fail_result = set(fail_submit), set(fail_result)
+        self.batches: list[Batch] = []
+        self.num_resets = 0
+        self.closed = False
+        self._gate = threading.Semaphore(0) if held else None
+        self.reset()
+        self.num_resets = 0
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self._buckets
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    def warmup(self, progress: Progress) -> None:
+        for done in range(len(self._buckets) + 1):
+            progress(done, len(self._buckets))
+
+    def release(self, num_results: int = 1) -> None:
+        """Let that many more results through (with `held`)."""
+        assert self._gate is not None
+        self._gate.release(num_results)
+
+    def reset(self) -> None:
+        self._kv = np.full((self._num_pages, self._page_size), -1, np.int32)
+        self._slots = np.full(self._max_slots + 1, -1, np.int32)
+        self._lost = False
+        self.num_resets += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+    def submit(self, batch: Batch) -> "FakePending":
+        self._check(batch)
+        step = len(self.batches)
+        self.batches.append(batch)
+        uses_kv = batch.bucket.kind is not Kind.SCORE
+        if step in self.fail_submit:
+            self._lost |= uses_kv
+            raise RuntimeError(f"injected at submit of step {step}")
+        if uses_kv and self._lost:
+            return FakePending(None, f"step {step}: buffer has been deleted or donated", self._gate)
+        if step in self.fail_result:
+            self._lost |= uses_kv
+            return FakePending(None, f"injected at result of step {step}", self._gate)
+        return FakePending(self._run(batch), None, self._gate)
+
+    def _check(self, batch: Batch) -> None:
+        """A shape that was not compiled raises, as in the real runner."""
+        b = batch.bucket
+        assert b in self._buckets, f"{b} is no compiled bucket"
+        assert batch.tokens.shape == (b.rows, b.tokens)
+        assert batch.page_table.shape == (b.rows, b.pages)
+        assert batch.targets.shape == (b.rows, NUM_TARGETS)
+        assert batch.seed.shape == (b.rows, 2)
+        for a in (batch.start, batch.length, batch.next_token, batch.slot, batch.temperature, batch.top_k):
+            assert a.shape == (b.rows,)
+        for a in (
+            batch.tokens,
+            batch.start,
+            batch.length,
+            batch.next_token,
+            batch.page_table,
+            batch.slot,
+            batch.targets,
+        ):
+            assert a.dtype == np.int32
+
+    def _run(self, batch: Batch) -> StepOutput:
+        b = batch.bucket
+        v = min(NUM_TOP, self.model.vocab_size)
+        want_prompt = bool(batch.want_prompt)
+        out = StepOutput(
+            token=np.zeros(b.rows, np.int32),
+            logprob=np.zeros(b.rows, np.float32),
+            target_logprobs=np.zeros((b.rows, NUM_TARGETS), np.float32),
+            finite=np.ones(b.rows, np.bool_),
+            top_ids=np.zeros((b.rows, v), np.int32) if batch.want_top else None,
+            top_logprobs=np.zeros((b.rows, v), np.float32) if batch.want_top else None,
+            prompt_logprobs=np.zeros((b.rows, b.tokens), np.float32) if want_prompt else None,
+            prompt_top_ids=np.zeros((b.rows, b.tokens, v), np.int32) if want_prompt else None,
+            prompt_top_logprobs=np.zeros((b.rows, b.tokens, v), np.float32) if want_prompt else None,
+        )
+        for r in range(b.rows):
+            if batch.length[r] > 0:
+                self._run_row(batch, r, out)
+        return out
+
+    def _run_row(self, batch: Batch, r: int, out: StepOutput) -> None:
+        context = self._context(batch, r)
+        logprobs = self.model.logprobs(context)
+        seed = int(batch.seed[r, 0]) | int(batch.seed[r, 1]) << 32
+        token = self.model.sample(
+            context, temperature=float(batch.temperature[r]), top_k=int(batch.top_k[r]), seed=seed
+        )
+        out.token[r], out.logprob[r] = token, logprobs[token]
+        out.target_logprobs[r] = logprobs[batch.targets[r]]
+        out.finite[r] = self.model.finite(context)
+        if batch.slot[r]:
+            self._slots[batch.slot[r]] = token
+        if out.top_ids is not None and out.top_logprobs is not None:
+            out.top_ids[r], out.top_logprobs[r] = _top(logprobs)
+        if out.prompt_logprobs is not None:
+            self._prompt_row(batch, r, context, out)
+
+    def _prompt_row(self, batch: Batch, r: int, context: list[int], out: StepOutput) -> None:
+        assert out.prompt_logprobs is not None
+        assert out.prompt_top_ids is not None
+        assert out.prompt_top_logprobs is not None
+        start, length = int(batch.start[r]), int(batch.length[r])
+        following = [*context[start + 1 :], int(batch.next_token[r])]
+        for i in range(length):
+            logprobs = self.model.logprobs(context[: start + i + 1])
+            out.prompt_logprobs[r, i] = logprobs[following[i]]
+            out.prompt_top_ids[r, i], out.prompt_top_logprobs[r, i] = _top(logprobs)
+
+    def _context(self, batch: Batch, r: int) -> list[int]:
+        """The row's tokens from position 0, as the device would see them: through the pages, except in score."""
+        start, length = int(batch.start[r]), int(batch.length[r])
+        if batch.bucket.kind is Kind.SCORE:
+            assert start == 0
+            return [int(t) for t in batch.tokens[r, :length]]
+        new = [int(t) for t in batch.tokens[r, :length]]
+        if batch.bucket.kind is Kind.DECODE:
+            assert length == 1
+            new = [int(self._slots[batch.slot[r]])]
+        for i, token in enumerate(new):
+            page, offset = divmod(start + i, self._page_size)
+            assert batch.page_table[r, page] != 0, "a valid token must not go to page 0"
+            self._kv[batch.page_table[r, page], offset] = token
+        num = start + length
+        pages = batch.page_table[r, : -(-num // self._page_size)]
+        return [int(t) for t in self._kv[pages].reshape(-1)[:num]]
+
+
+def _top(logprobs: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    ids = np.argsort(-logprobs, kind="stable")[:NUM_TOP]
+    return ids, logprobs[ids]
+
+
+@dataclass(frozen=True)
+class FakePending:
+    output: StepOutput | None
+    fault: str | None
+    gate: threading.Semaphore | None
+
+    def result(self) -> StepOutput:
+        if self.gate is not None and not self.gate.acquire(timeout=_HOLD_LIMIT_S):
+            raise TimeoutError("the test never released this result")
+        if self.output is None:
+            raise RuntimeError(self.fault)
+        return self.output
