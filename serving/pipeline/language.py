@@ -1,0 +1,113 @@
+"""What a served model knows of text: its tokenizer, chat template, row templates and context length.
+
+The pipeline sees them through the Protocols below, so that it is tested with a byte-level fake and never reads a file.
+Everything is read-only after construction: encode threads and the event loop share one Language.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Vocabulary(Protocol):
+    """The tokenizer. `encode*` take text from users and never yield control tokens."""
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def add_bos(self) -> bool:
+        """The tokenizer's own config says that a raw prompt starts with BOS."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
+
+    def encode_trusted(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class Detokenizer(Protocol):
+    """Incremental: never gives a part of a character."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class ReasoningSplitter(Protocol):
+    """Text in, (reasoning, content) out; holds back what could still be a part of the closing tag."""
+
+    def push(self, text: str) -> tuple[str, str]: ...
+
+    def flush(self) -> tuple[str, str]: ...
+
+
+class Chat(Protocol):
+    """A chat template. `encode` raises ValueError that names the field at fault."""
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """The generation prompt ends inside a reasoning block."""
+        ...
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenizer: Any,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]: ...
+
+
+class TemplateLabel(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+class RowTemplate(Protocol):
+    """Features to text, and the labels that follow it. `render` raises ValueError that names the column."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def labels(self) -> Sequence[TemplateLabel]: ...
+
+    def render(self, features: Mapping[str, object]) -> str: ...
+
+    def decide(self, probabilities: Mapping[str, float]) -> str: ...
+
+
+class DetokenizerFactory(Protocol):
+    def __call__(self) -> Detokenizer: ...
+
+
+class SplitterFactory(Protocol):
+    def __call__(self) -> ReasoningSplitter: ...
+
+
+@dataclass(frozen=True)
+class Language:
+    """One served model's text side. `max_context` counts prompt and generated tokens."""
+
+    tokenizer: Vocabulary
+    max_context: int
+    new_detokenizer: DetokenizerFactory
+    chat: Chat | None = None
+    new_splitter: SplitterFactory | None = None  # None: the model does not reason aloud
+    templates: Mapping[str, RowTemplate] = field(default_factory=dict)
+    default_template: str | None = None
