@@ -20,9 +20,22 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_context: Annotated[
         int, Meta(ge=2, description="prompt + generated tokens; the model's own limit if that is smaller")
     ] = 4096
+    max_score_rows: Annotated[int, Meta(ge=1, description="rows of the largest score batch")] = 64
+    max_score_tokens: Annotated[
+        int, Meta(ge=1, description="longest row scored in one piece; longer ones go through the KV cache in chunks")
+    ] = 1024
+    score_batch_tokens: Annotated[int, Meta(ge=1, description="rows x padded length of one score batch")] = 4096
     prefill_chunk: Annotated[int, Meta(ge=1, description="tokens of one prompt per step")] = 256
+    prefill_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of all prompts per step")] = 512
+    ageing_s: Annotated[
+        float, Meta(gt=0, description="a row that has waited this much longer goes before the next higher priority")
+    ] = 1.0
     max_queue_rows: Annotated[int, Meta(ge=1, description="rows that may wait; more are refused with 503")] = 16384
     max_queue_tokens: Annotated[int, Meta(ge=1, description="tokens of waiting rows; more are refused")] = 4_194_304
+
+    def __post_init__(self) -> None:
+        if self.soft_size > self.hard_size:
+            raise ValueError(f"soft_size {self.soft_size} must not be above hard_size {self.hard_size}")
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
