@@ -90,6 +90,11 @@ class Template:
         _check_labels(self.labels, self.threshold)
         _check_fields(self._parts[1::2], file)
 
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """The fixed pieces of a row's text."""
+        return tuple(self._parts[::2])
+
     @classmethod
     def load(cls, path: str | Path) -> "Template":
         """Read a TOML file. Raises TemplateError, which says what in it is wrong."""
