@@ -1,0 +1,136 @@
+"""The experts' feed-forward over routed tokens: y[n] = sum_j weight[n, j] * SwiGLU_{expert[n, j]}(x[n]).
+
+x [n, d], experts [n, k] int32, weights [n, k] f32, gate and up [e, f, d], down [e, d, f] -> y [n, d] in x's dtype.
+No token is ever dropped, whatever the routing. Forms:
+- "dense": every expert on every token. Best for tiny stacks, and the form that partitions over an expert mesh axis.
+- "loop": each used expert, on all tokens. Best for few tokens: a weight is read once or not at all.
+- "blocks": (token, expert) pairs sorted by expert, cut into blocks of BLOCK rows of one expert each. Best for many
+  tokens: the work is that of the routed pairs plus at most BLOCK - 1 rows an expert.
+- "ragged": sorted pairs through jax.lax.ragged_dot, for GPU and TPU.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from .dispatch import device_kind
+
+BLOCK = 32
+LOOP_TOKENS = 32  # up to here "loop" beats "blocks" on a CPU
+DENSE_SIZE = 1 << 17  # stacks of fewer weights than this are cheapest computed whole
+
+
+def _swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """x [n, d], gate and up [f, d], down [d, f] -> [n, d] f32."""
+    contract = (((1,), (1,)), ((), ()))
+    dot = jax.lax.dot_general
+    hidden = jax.nn.silu(dot(x, gate, contract)) * dot(x, up, contract)
+    return dot(hidden, down, contract, preferred_element_type=jnp.float32)
+
+
+def _spread(experts: jax.Array, weights: jax.Array, num_experts: int) -> jax.Array:
+    """Routing weights as a full table [n, e] f32, zero where not routed."""
+    rows = jnp.arange(experts.shape[0])[:, None]
+    return jnp.zeros((experts.shape[0], num_experts), jnp.float32).at[rows, experts].add(weights)
+
+
+def grouped_mlp_reference(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    table = _spread(experts, weights, gate.shape[0])
+    hidden = jax.nn.silu(jnp.einsum("nd,efd->enf", x, gate)) * jnp.einsum("nd,efd->enf", x, up)
+    out = jnp.einsum("enf,edf->end", hidden, down, preferred_element_type=jnp.float32)
+    return jnp.einsum("end,ne->nd", out, table).astype(x.dtype)
+
+
+def _loop(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    num_experts = gate.shape[0]
+    table = _spread(experts, weights, num_experts)
+    used = jnp.zeros((num_experts,), jnp.bool_).at[experts.reshape(-1)].set(True)
+
+    def add(index: jax.Array, total: jax.Array) -> jax.Array:
+        out = _swiglu(x, gate[index], up[index], down[index])
+        return total + out * jax.lax.dynamic_slice_in_dim(table, index, 1, axis=1)
+
+    def body(index: jax.Array, total: jax.Array) -> jax.Array:
+        return jax.lax.cond(used[index], add, lambda _, same: same, index, total)
+
+    return jax.lax.fori_loop(0, num_experts, body, jnp.zeros(x.shape, jnp.float32)).astype(x.dtype)
+
+
+def _sorted_pairs(experts: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(expert, token, weight) of every pair, ordered by expert; each [n*k]."""
+    flat = experts.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    return flat[order], order // experts.shape[1], weights.reshape(-1)[order]
+
+
+def _blocks(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    num_experts, (pairs, dim) = gate.shape[0], (experts.size, x.shape[1])
+    expert, token, weight = _sorted_pairs(experts, weights)
+    counts = jnp.zeros((num_experts,), jnp.int32).at[expert].add(1)
+    blocks = (counts + BLOCK - 1) // BLOCK  # blocks of each expert
+    first_block = jnp.cumsum(blocks) - blocks
+    first_pair = jnp.cumsum(counts) - counts
+    place = first_block[expert] * BLOCK + jnp.arange(pairs) - first_pair[expert]  # padded row of each pair
+    num_blocks = pairs // BLOCK + min(num_experts, pairs)  # static bound on sum(blocks)
+    padded = jnp.zeros((num_blocks * BLOCK, dim), x.dtype).at[place].set(x[token]).reshape(num_blocks, BLOCK, dim)
+    owner = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(num_blocks), side="right")  # == num_experts: unused
+
+    def run(rows: jax.Array, index: jax.Array) -> jax.Array:
+        return _swiglu(rows, gate[index], up[index], down[index])
+
+    def skip(rows: jax.Array, _: jax.Array) -> jax.Array:
+        return jnp.zeros(rows.shape, jnp.float32)
+
+    def body(_: None, block: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        rows, index = block
+        return None, jax.lax.cond(index < num_experts, run, skip, rows, jnp.minimum(index, num_experts - 1))
+
+    _, out = jax.lax.scan(body, None, (padded, owner))
+    routed = out.reshape(-1, dim)[place] * weight[:, None]
+    return jnp.zeros(x.shape, jnp.float32).at[token].add(routed).astype(x.dtype)
+
+
+def _ragged(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    expert, token, weight = _sorted_pairs(experts, weights)
+    sizes = jnp.zeros((gate.shape[0],), jnp.int32).at[expert].add(1)
+    rows = x[token]
+    hidden = jax.nn.silu(jax.lax.ragged_dot(rows, gate.swapaxes(1, 2), sizes))
+    hidden = hidden * jax.lax.ragged_dot(rows, up.swapaxes(1, 2), sizes)
+    out = jax.lax.ragged_dot(hidden, down.swapaxes(1, 2), sizes, preferred_element_type=jnp.float32)
+    return jnp.zeros(x.shape, jnp.float32).at[token].add(out * weight[:, None]).astype(x.dtype)
+
+
+_FORMS = {"dense": grouped_mlp_reference, "loop": _loop, "blocks": _blocks, "ragged": _ragged}
+
+
+def grouped_mlp(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    *,
+    impl: str = "auto",
+) -> jax.Array:
+    """`impl`: "auto" or one of the forms above. Raises ValueError for another name."""
+    if impl == "auto":
+        impl = _choose(x.shape[0], gate)
+    if impl not in _FORMS:
+        raise ValueError(f"impl is {impl!r}; it must be 'auto' or one of {', '.join(_FORMS)}")
+    return _FORMS[impl](x, experts, weights, gate, up, down)
+
+
+def _choose(num_tokens: int, gate: jax.Array) -> str:
+    if device_kind() != "cpu":
+        return "ragged"
+    if gate.size <= DENSE_SIZE:
+        return "dense"
+    return "loop" if num_tokens <= LOOP_TOKENS else "blocks"

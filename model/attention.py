@@ -1,0 +1,170 @@
+"""Attention of every kind that a layer may have: grouped-query (llama form) and multi-head latent attention (MLA).
+
+Each kind answers one call: x and rope tables in, output out, and, when the step has a cache, the layer's pool with
+the new tokens written. Without a cache a row attends causally to itself; with one it attends to everything that its
+pages hold. MLA is expanded for prefill and absorbed for decode (DeepSeek-V2, arXiv:2405.04434 section 2.1.2); both
+give the same numbers. Softmax and the mask are float32.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from .cache import PageView, Pool, causal_mask, read, write
+from .config import AttentionConfig, GqaConfig, MlaConfig
+from .layers import Linear, RMSNorm
+from .rope import RopeTable, rotate
+
+LATENT_NORM_EPS = 1e-6  # whatever rms_norm_eps says: the published code fixes it for the two latent norms
+
+
+class LayerCache(NamedTuple):
+    """One layer's pool and the view that all layers of a step share."""
+
+    pool: Pool
+    view: PageView
+
+
+def _softmax(scores: Float[Array, "b *h t s"], mask: Bool[Array, "b t s"]) -> Float[Array, "b *h t s"]:
+    """Over visible keys; every query sees at least itself, so no row is empty."""
+    shape = (mask.shape[0],) + (1,) * (scores.ndim - 3) + mask.shape[1:]
+    return jax.nn.softmax(jnp.where(mask.reshape(shape), scores, -jnp.inf), axis=-1)
+
+
+def _self_mask(length: int) -> Bool[Array, "1 t s"]:
+    return jnp.tril(jnp.ones((1, length, length), jnp.bool_))
+
+
+class GroupedQueryAttention(nnx.Module):
+    """Heads share keys and values in groups (arXiv:2305.13245); multi-head when the counts are equal."""
+
+    def __init__(self, config: GqaConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        self.config = config
+        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        bias = config.qkv_bias
+        self.q_proj = Linear(dim, heads, ("heads", "embed"), bias=bias, rngs=rngs, dtype=dtype)
+        self.k_proj = Linear(dim, kv_heads, ("kv_heads", "embed"), bias=bias, rngs=rngs, dtype=dtype)
+        self.v_proj = Linear(dim, kv_heads, ("kv_heads", "embed"), bias=bias, rngs=rngs, dtype=dtype)
+        self.o_proj = Linear(heads, dim, ("embed", "heads"), bias=config.o_bias, rngs=rngs, dtype=dtype)
+
+    def __call__(
+        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
+    ) -> tuple[Float[Array, "b t d"], Pool | None]:
+        c, (b, t, _) = self.config, x.shape
+        q = rotate(self.q_proj(x).reshape(b, t, c.num_heads, c.head_dim), table, interleaved=c.rope.interleaved)
+        k = rotate(self.k_proj(x).reshape(b, t, c.num_kv_heads, c.head_dim), table, interleaved=c.rope.interleaved)
+        kv = jnp.stack([k, self.v_proj(x).reshape(k.shape)], axis=2)  # [b, t, 2, kv_heads, head_dim]
+        pool, mask = None, _self_mask(t)
+        if cache is not None:
+            pool = write(cache.pool, cache.view, kv.reshape(b, t, -1))
+            kv = read(pool, cache.view).reshape(b, -1, *kv.shape[2:]).astype(x.dtype)
+            mask = causal_mask(cache.view.positions, kv.shape[1])
+        return self.o_proj(self._attend(q, kv[:, :, 0], kv[:, :, 1], mask)), pool
+
+    def _attend(
+        self,
+        q: Float[Array, "b t h k"],
+        k: Float[Array, "b s g k"],
+        v: Float[Array, "b s g k"],
+        mask: Bool[Array, "m t s"],
+    ) -> Float[Array, "b t hk"]:
+        b, t, h, dim = q.shape
+        grouped = q.reshape(b, t, k.shape[2], -1, dim)
+        scores = jnp.einsum("btgjk,bsgk->bgjts", grouped, k, preferred_element_type=jnp.float32)
+        p = _softmax(scores * self.config.scale, mask).astype(v.dtype)
+        return jnp.einsum("bgjts,bsgk->btgjk", p, v).reshape(b, t, h * dim)
+
+
+class MultiHeadLatentAttention(nnx.Module):
+    """Keys and values from one low-rank latent a token, plus one rotary key that all heads share."""
+
+    def __init__(self, config: MlaConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+        self.config = c = config
+        q_dim = c.num_heads * (c.nope_dim + c.rope_dim)
+
+        def linear(in_dim: int, out_dim: int, axes: tuple[str, str], bias: bool = False) -> Linear:
+            return Linear(in_dim, out_dim, axes, bias=bias, rngs=rngs, dtype=dtype)
+
+        if c.q_lora_rank is None:
+            self.q_proj = linear(dim, q_dim, ("heads", "embed"))
+        else:
+            self.q_a_proj = linear(dim, c.q_lora_rank, ("latent", "embed"), c.bias)
+            self.q_a_layernorm = RMSNorm(c.q_lora_rank, LATENT_NORM_EPS, dtype=dtype)
+            self.q_b_proj = linear(c.q_lora_rank, q_dim, ("heads", "latent"))
+        self.kv_a_proj_with_mqa = linear(dim, c.kv_lora_rank + c.rope_dim, ("latent", "embed"), c.bias)
+        self.kv_a_layernorm = RMSNorm(c.kv_lora_rank, LATENT_NORM_EPS, dtype=dtype)
+        self.kv_b_proj = linear(c.kv_lora_rank, c.num_heads * (c.nope_dim + c.v_dim), ("heads", "latent"))
+        self.o_proj = linear(c.num_heads * c.v_dim, dim, ("embed", "heads"), c.bias)
+
+    def __call__(
+        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
+    ) -> tuple[Float[Array, "b t d"], Pool | None]:
+        q_nope, q_rope = self._queries(x, table)
+        latent = self._latents(x, table)
+        if cache is None:
+            return self.o_proj(self._expanded(q_nope, q_rope, latent, _self_mask(x.shape[1]))), None
+        pool = write(cache.pool, cache.view, latent)
+        latent = read(pool, cache.view).astype(x.dtype)
+        mask = causal_mask(cache.view.positions, latent.shape[1])
+        attend = self._absorbed if x.shape[1] == 1 else self._expanded
+        return self.o_proj(attend(q_nope, q_rope, latent, mask)), pool
+
+    def _queries(
+        self, x: Float[Array, "b t d"], table: RopeTable
+    ) -> tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]]:
+        c, (b, t, _) = self.config, x.shape
+        q = self.q_proj(x) if c.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        nope, rope = jnp.split(q.reshape(b, t, c.num_heads, -1), [c.nope_dim], axis=-1)
+        return nope, rotate(rope, table, interleaved=c.rope.interleaved)
+
+    def _latents(self, x: Float[Array, "b t d"], table: RopeTable) -> Float[Array, "b t width"]:
+        """What the cache holds: the normed latent, then the rotated shared key."""
+        latent, key = jnp.split(self.kv_a_proj_with_mqa(x), [self.config.kv_lora_rank], axis=-1)
+        key = rotate(key[:, :, None, :], table, interleaved=self.config.rope.interleaved)[:, :, 0]
+        return jnp.concatenate([self.kv_a_layernorm(latent), key], axis=-1)
+
+    def _expanded(
+        self,
+        q_nope: Float[Array, "b t h n"],
+        q_rope: Float[Array, "b t h r"],
+        latent: Float[Array, "b s width"],
+        mask: Bool[Array, "m t s"],
+    ) -> Float[Array, "b t hv"]:
+        c = self.config
+        ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
+        kv = self.kv_b_proj(ckv).reshape(*ckv.shape[:2], c.num_heads, -1)
+        k_nope, v = jnp.split(kv, [c.nope_dim], axis=-1)
+        scores = jnp.einsum("bthn,bshn->bhts", q_nope, k_nope, preferred_element_type=jnp.float32)
+        scores += jnp.einsum("bthr,bsr->bhts", q_rope, key, preferred_element_type=jnp.float32)
+        p = _softmax(scores * c.scale, mask).astype(v.dtype)
+        return jnp.einsum("bhts,bshv->bthv", p, v).reshape(*q_nope.shape[:2], -1)
+
+    def _absorbed(
+        self,
+        q_nope: Float[Array, "b t h n"],
+        q_rope: Float[Array, "b t h r"],
+        latent: Float[Array, "b s width"],
+        mask: Bool[Array, "m t s"],
+    ) -> Float[Array, "b t hv"]:
+        c = self.config
+        ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
+        w = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
+        w_k, w_v = jnp.split(w, [c.nope_dim], axis=1)
+        q_latent = jnp.einsum("bthn,hnc->bthc", q_nope, w_k)
+        scores = jnp.einsum("bthc,bsc->bhts", q_latent, ckv, preferred_element_type=jnp.float32)
+        scores += jnp.einsum("bthr,bsr->bhts", q_rope, key, preferred_element_type=jnp.float32)
+        p = _softmax(scores * c.scale, mask).astype(ckv.dtype)
+        mixed = jnp.einsum("bhts,bsc->bthc", p, ckv)
+        return jnp.einsum("bthc,hvc->bthv", mixed, w_v).reshape(*q_nope.shape[:2], -1)
+
+
+Attention = GroupedQueryAttention | MultiHeadLatentAttention
+
+
+def make_attention(config: AttentionConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> Attention:
+    if isinstance(config, MlaConfig):
+        return MultiHeadLatentAttention(config, dim, rngs=rngs, dtype=dtype)
+    return GroupedQueryAttention(config, dim, rngs=rngs, dtype=dtype)

@@ -1,0 +1,80 @@
+"""The paged KV cache: one pool of fixed-size pages a layer, of the kind that the layer's attention needs.
+
+A pool is one array [num_pages, page_size, width]: for MLA the normed latent and the rotated shared key
+(kv_lora_rank + rope_dim numbers a token, nothing else), for grouped-query attention keys and values side by side.
+Page 0 belongs to nobody: padding writes there. A PageView says where a step's rows live; `write` and `read` are all
+that attention needs. The pools are donated to the step and returned from it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .config import AttentionConfig, MlaConfig, ModelConfig
+
+Pool = Float[Array, "pages page width"]
+
+
+def cache_width(attention: AttentionConfig) -> int:
+    """Numbers per token and layer."""
+    if isinstance(attention, MlaConfig):
+        return attention.kv_lora_rank + attention.rope_dim
+    return 2 * attention.num_kv_heads * attention.head_dim
+
+
+def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
+    """Bytes of one page over all layers."""
+    width = sum(cache_width(layer.attention) for layer in config.layers)
+    return width * page_size * jnp.dtype(dtype).itemsize
+
+
+def init_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[Pool, ...]:
+    """Zeroed pools, one a layer, [num_pages, page_size, width]."""
+    return tuple(
+        jnp.zeros((num_pages, page_size, cache_width(layer.attention)), dtype=dtype) for layer in config.layers
+    )
+
+
+class PageView(NamedTuple):
+    """Where the rows of a step live. Token i of row r has position start[r] + i and is real where i < length[r]."""
+
+    page_table: Int[Array, "b pages"]
+    positions: Int[Array, "b t"]
+    length: Int[Array, "b"]
+
+    @property
+    def valid(self) -> Bool[Array, "b t"]:
+        return jnp.arange(self.positions.shape[1])[None, :] < self.length[:, None]
+
+
+def write(pool: Pool, view: PageView, values: Float[Array, "b t width"]) -> Pool:
+    """Store each real token's values at its position; padding goes to page 0."""
+    num_pages, page_size, width = pool.shape
+    page = jnp.take_along_axis(view.page_table, view.positions // page_size, axis=1, mode="clip")
+    where = jnp.where(view.valid, page * page_size + view.positions % page_size, 0)
+    flat = pool.reshape(num_pages * page_size, width)
+    flat = flat.at[where.reshape(-1)].set(values.reshape(-1, width).astype(pool.dtype))
+    return flat.reshape(pool.shape)
+
+
+def read(pool: Pool, view: PageView) -> Float[Array, "b s width"]:
+    """Every position of the rows' pages, s = pages * page_size; zero beyond a row's last token.
+
+    The zeros matter: a masked key has probability 0, and 0 * NaN left in a page by an earlier owner is NaN.
+    """
+    rows = pool[view.page_table]  # [b, pages, page_size, width]
+    rows = rows.reshape(rows.shape[0], -1, rows.shape[-1])
+    end = view.positions[:, 0] + view.length
+    live = jnp.arange(rows.shape[1])[None, :] < end[:, None]
+    return jnp.where(live[..., None], rows, 0)
+
+
+def causal_mask(positions: Int[Array, "b t"], num_keys: int) -> Bool[Array, "b t s"]:
+    """Key s is visible to the query at position p iff s <= p."""
+    return jnp.arange(num_keys)[None, None, :] <= positions[..., None]
+
+
+def tree_bytes(cache: tuple[Pool, ...]) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
