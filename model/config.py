@@ -137,6 +137,7 @@ class ModelConfig:
     tie_embeddings: bool
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    stored_dtype: str | None = None  # of the checkpoint's floats, "float32", "bfloat16" or "float16"
     fp8_block: tuple[int, int] | None = None  # weights are stored as e4m3 with one scale per block
 
     @property
@@ -251,8 +252,16 @@ def _model(hub: Hub, layers: list[LayerConfig], mtp_layers: list[LayerConfig] | 
         tie_embeddings=bool(hub.get("tie_word_embeddings", False)),
         bos_id=None if bos is None else int(bos),
         eos_ids=_ids(hub.get("eos_token_id")),
+        stored_dtype=_stored_dtype(hub),
         fp8_block=_fp8_block(hub),
     )
+
+
+def _stored_dtype(hub: Hub) -> str | None:
+    name = hub.get("torch_dtype") or hub.get("dtype")
+    if name not in (None, "float32", "bfloat16", "float16"):
+        raise UnsupportedModel(f"torch_dtype {name!r} is not supported; known: float32, bfloat16, float16")
+    return name
 
 
 def _fp8_block(hub: Hub) -> tuple[int, int] | None:

@@ -1,0 +1,59 @@
+"""Choosing the next token on the device: greedy, or temperature with top-k, top-p and min-p.
+
+The key of a draw is folded from (request seed, position): never from slot, bucket or batch, so the same request draws
+the same tokens whoever its neighbours are. Truncation follows the field's order: temperature, top-k, top-p (nucleus,
+arXiv:1904.09751: the smallest set whose mass reaches p), min-p (arXiv:2407.01082: relative to the most likely).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+GREEDY_BELOW = 1e-5  # a temperature this small is greedy: dividing by it would overflow
+
+
+class Sampling(NamedTuple):
+    """Per row; see serving.batch.Batch for the values that mean "off"."""
+
+    temperature: Float[Array, "b"]
+    top_k: Int[Array, "b"]
+    top_p: Float[Array, "b"]
+    min_p: Float[Array, "b"]
+    seed: UInt32[Array, "b 2"]
+
+
+def truncate(scaled: Float[Array, "b v"], sampling: Sampling) -> Float[Array, "b v"]:
+    """-inf for tokens outside top-k, the nucleus, or min_p of the best; ties at a threshold are kept."""
+    ordered = -jnp.sort(-scaled, axis=-1)  # most likely first
+    vocab = scaled.shape[-1]
+    k = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, vocab), vocab)
+    kth = jnp.take_along_axis(ordered, k[:, None] - 1, axis=-1)
+    ordered = jnp.where(ordered >= kth, ordered, -jnp.inf)
+    p = jax.nn.softmax(ordered)
+    before = jnp.cumsum(p, axis=-1) - p  # mass of strictly better ranks
+    inside = (before < sampling.top_p[:, None]) & (p >= sampling.min_p[:, None] * p[:, :1])
+    inside = inside.at[:, 0].set(True)
+    floor = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(scaled >= floor, scaled, -jnp.inf)
+
+
+def _draw(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, "b"]) -> Int[Array, "b"]:
+    scaled = logits / jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None]
+    kept = truncate(scaled, sampling)
+
+    def gumbel(seed: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
+        return jax.random.gumbel(key, (logits.shape[-1],), jnp.float32)
+
+    noise = jax.vmap(gumbel)(sampling.seed, positions)
+    return jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
+
+
+def sample(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, "b"]) -> Int[Array, "b"]:
+    """The token for `positions` of each row. Sorting and drawing run only where some row is not greedy."""
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    warm = sampling.temperature >= GREEDY_BELOW
+    drawn = jax.lax.cond(warm.any(), _draw, lambda *_: greedy, logits, sampling, positions)
+    return jnp.where(warm, drawn, greedy)

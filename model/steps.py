@@ -1,0 +1,157 @@
+"""The three device steps of serving, as pure functions: score, extend, decode.
+
+Each takes a model, what it keeps on the device (cache pools and the last sampled token of every slot) and the arrays of
+one batch, and returns the new device state and the outputs. The runner compiles them once per bucket; `check` runs the
+same functions. Every array is always present: what a row does not use is a no-op of the same shape, and work that no
+row asked for (most likely tokens, log-probabilities inside the prompt) is skipped by a branch, not by another program.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from .cache import PageView, Pool
+from .sampling import Sampling, sample
+from .transformer import Transformer
+
+LOGIT_ROWS = 64  # positions whose logits exist at once while a prompt is scored
+
+
+class StepInput(NamedTuple):
+    """serving.batch.Batch on the device; the meaning of each field is written there."""
+
+    tokens: Int[Array, "b t"]
+    next_token: Int[Array, "b"]
+    start: Int[Array, "b"]
+    length: Int[Array, "b"]
+    page_table: Int[Array, "b pages"]
+    slot: Int[Array, "b"]
+    targets: Int[Array, "b n"]
+    sampling: Sampling
+    want_top: Bool[Array, ""]
+    want_prompt: Bool[Array, ""]
+
+
+class DeviceState(NamedTuple):
+    """What stays on the device between steps; donated to each step and returned from it."""
+
+    pools: tuple[Pool, ...]
+    last_token: Int[Array, "slots"]  # the token sampled last in each slot; slot 0 takes the writes of padding
+
+
+class StepOutputs(NamedTuple):
+    """serving.batch.StepOutput on the device."""
+
+    token: Int[Array, "b"]
+    logprob: Float[Array, "b"]
+    target_logprobs: Float[Array, "b n"]
+    finite: Bool[Array, "b"]
+    top_ids: Int[Array, "b k"]
+    top_logprobs: Float[Array, "b k"]
+    prompt_logprobs: Float[Array, "b t"]
+    prompt_top_ids: Int[Array, "b t k"]
+    prompt_top_logprobs: Float[Array, "b t k"]
+
+
+def score_step(model: Transformer, batch: StepInput, *, num_top: int) -> StepOutputs:
+    """Whole prompts without a cache: row r is tokens[r, :length[r]], at positions from 0."""
+    hidden = model.hidden(batch.tokens, _positions(batch))
+    return _outputs(model, hidden, batch, num_top)
+
+
+def extend_step(
+    model: Transformer, state: DeviceState, batch: StepInput, *, num_top: int
+) -> tuple[DeviceState, StepOutputs]:
+    """One chunk of each prompt into the cache; samples after its last token into the row's slot."""
+    view = PageView(batch.page_table, _positions(batch), batch.length)
+    hidden, pools = model.hidden_paged(batch.tokens, view, state.pools)
+    out = _outputs(model, hidden, batch, num_top)
+    return DeviceState(pools, state.last_token.at[batch.slot].set(out.token)), out
+
+
+def decode_step(
+    model: Transformer, state: DeviceState, batch: StepInput, *, num_top: int
+) -> tuple[DeviceState, StepOutputs]:
+    """One token of each row: the one sampled last in its slot, at position start[r]."""
+    tokens = state.last_token[batch.slot][:, None]
+    return extend_step(model, state, batch._replace(tokens=tokens), num_top=num_top)
+
+
+def _positions(batch: StepInput) -> Int[Array, "b t"]:
+    return batch.start[:, None] + jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
+
+
+def _outputs(model: Transformer, hidden: Float[Array, "b t d"], batch: StepInput, num_top: int) -> StepOutputs:
+    last = jnp.maximum(batch.length - 1, 0)
+    logits = model.logits(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
+    logprobs = jax.nn.log_softmax(logits)
+    token = sample(logits, batch.sampling, batch.start + batch.length)
+    top_logprobs, top_ids = _top_if(batch.want_top, logprobs, num_top)
+    prompt = _prompt_logprobs(model, hidden, batch, num_top)
+    return StepOutputs(
+        token=token,
+        logprob=jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0],
+        target_logprobs=jnp.take_along_axis(logprobs, batch.targets, axis=1),
+        finite=jnp.isfinite(logits).all(axis=-1),
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=prompt[0],
+        prompt_top_ids=prompt[2],
+        prompt_top_logprobs=prompt[1],
+    )
+
+
+def _top(logprobs: Float[Array, "n v"], num_top: int) -> tuple[Float[Array, "n k"], Int[Array, "n k"]]:
+    """The most likely tokens; a vocabulary smaller than num_top is padded with -inf."""
+    values, ids = jax.lax.top_k(logprobs, min(num_top, logprobs.shape[-1]))
+    pad = ((0, 0), (0, num_top - values.shape[-1]))
+    return jnp.pad(values, pad, constant_values=-jnp.inf), jnp.pad(ids, pad)
+
+
+def _top_if(
+    wanted: Bool[Array, ""], logprobs: Float[Array, "n v"], num_top: int
+) -> tuple[Float[Array, "n k"], Int[Array, "n k"]]:
+    def nothing(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shape = (rows.shape[0], num_top)
+        return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
+
+    out: tuple[jax.Array, jax.Array] = jax.lax.cond(wanted, lambda rows: _top(rows, num_top), nothing, logprobs)
+    return out
+
+
+def _prompt_logprobs(
+    model: Transformer, hidden: Float[Array, "b t d"], batch: StepInput, num_top: int
+) -> tuple[Float[Array, "b t"], Float[Array, "b t k"], Int[Array, "b t k"]]:
+    """Log-probability of the token after each position; logits exist for LOGIT_ROWS positions at a time."""
+    (b, t, d), rows = hidden.shape, LOGIT_ROWS
+    following = jnp.concatenate([batch.tokens[:, 1:], batch.next_token[:, None]], axis=1)
+    at_end = jnp.arange(t)[None, :] == batch.length[:, None] - 1
+    following = jnp.where(at_end, batch.next_token[:, None], following)
+    pad = -(b * t) % rows
+    flat = jnp.pad(hidden.reshape(-1, d), ((0, pad), (0, 0))).reshape(-1, rows, d)
+    wanted_ids = jnp.pad(following.reshape(-1), (0, pad)).reshape(-1, rows)
+
+    def chunk(args: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logprobs = jax.nn.log_softmax(model.logits(args[0]))
+        return jnp.take_along_axis(logprobs, args[1][:, None], axis=1)[:, 0], *_top(logprobs, num_top)
+
+    def compute(h: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        chosen, values, top_ids = jax.lax.map(chunk, (h, ids))
+        count = b * t
+        return (
+            chosen.reshape(-1)[:count].reshape(b, t),
+            values.reshape(-1, num_top)[:count].reshape(b, t, num_top),
+            top_ids.reshape(-1, num_top)[:count].reshape(b, t, num_top),
+        )
+
+    def skip(*_: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return (
+            jnp.zeros((b, t), jnp.float32),
+            jnp.zeros((b, t, num_top), jnp.float32),
+            jnp.zeros((b, t, num_top), jnp.int32),
+        )
+
+    out: tuple[jax.Array, jax.Array, jax.Array] = jax.lax.cond(batch.want_prompt, compute, skip, flat, wanted_ids)
+    return out
