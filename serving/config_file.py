@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from .config import ApiKey, Config
+from .config import Config
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -117,7 +117,7 @@ def _read_value(hint: Any, value: object, path: str, problems: list[str], lax: f
     return converted
 
 
-def _struct_item(hint: Any) -> type[ApiKey] | None:
+def _struct_item(hint: Any) -> type[msgspec.Struct] | None:
     """The struct of a `tuple[Struct, ...]`, under Annotated or not."""
     bare = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
     item = get_args(bare)[0] if get_args(bare) else None

@@ -105,7 +105,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     token_id: int
-    logprob: float
+    logprob: float  # NaN: undefined, as for the first token of a prompt
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), most likely first
 
 
@@ -146,6 +146,7 @@ class Delta:
     choice: int
     text: str = ""
     reasoning: str = ""
-    tokens: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[TokenLogprob, ...] = ()  # only when log-probabilities were asked for
+    offsets: tuple[int, ...] = ()  # where each token's text starts, in characters of the choice's text
     finish: Finish | None = None
     error: Exception | None = None

@@ -23,12 +23,9 @@ class Vocabulary(Protocol):
         """The tokenizer's own config says that a raw prompt starts with BOS."""
         ...
 
-    @property
-    def vocab_size(self) -> int: ...
-
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     def encode_trusted(self, text: str) -> list[int]: ...
 
@@ -106,6 +103,7 @@ class Language:
 
     tokenizer: Vocabulary
     max_context: int
+    vocab_size: int  # the model's: token ids of clients are below it
     new_detokenizer: DetokenizerFactory
     chat: Chat | None = None
     new_splitter: SplitterFactory | None = None  # None: the model does not reason aloud

@@ -64,7 +64,7 @@ def _text_or_prompt(language: Language, item: Input | ServingError) -> str | Pro
 
 
 def _in_vocabulary(language: Language, token_ids: Prompt) -> Prompt | ServingError:
-    size = language.tokenizer.vocab_size
+    size = language.vocab_size
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < size):
         return BadRequest(f"a token id is outside the vocabulary: ids are 0 to {size - 1}")
     return token_ids
