@@ -33,7 +33,7 @@ class Tokenizer:
             raise UnsupportedTokenizer("tokenizer.json: only byte-level tokenizers are supported (decoder ByteLevel)")
         self._trusted = _build(definition)
         added: Sequence[Mapping[str, Any]] = definition.get("added_tokens") or ()
-        self.control: dict[str, int] = {t["content"]: t["id"] for t in added if _is_control(t)}
+        self.control = control_tokens(definition)
         self._control_ids = frozenset(self.control.values())
         self._special_ids = frozenset(t["id"] for t in added if t.get("special"))
         # Reading control tokens as text is a switch that acts on special tokens: call all of them special.
@@ -133,6 +133,11 @@ class Detokenizer:
     def flush(self) -> str:
         """The end: U+FFFD if a character was cut, else nothing."""
         return self._decoder.decode(b"", final=True)
+
+
+def control_tokens(definition: Mapping[str, Any]) -> dict[str, int]:
+    """Text -> id of the control tokens of a tokenizer.json."""
+    return {t["content"]: t["id"] for t in definition.get("added_tokens") or () if _is_control(t)}
 
 
 def byte_alphabet() -> dict[str, int]:
