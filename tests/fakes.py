@@ -1,8 +1,8 @@
 """Fakes for tests of serving: a clock that moves when told, and a NumPy "device" with a deterministic language model.
 
 FakeRunner keeps the tokens of a sequence in its KV pages and reads them back through the page table, so an engine that
-mixes up pages, slots or positions gets other tokens than `ToyModel.generate`, which is the reference. Faults: steps that
-raise at submit or at result (a KV step that raises loses the cache until `reset`, as donated buffers do), prompts
+mixes up pages, slots or positions gets other tokens than `ToyModel.generate`, which is the reference. Faults: steps
+that raise at submit or at result (a KV step that raises loses the cache until `reset`, as donated buffers do), prompts
 whose logits are not finite, results held back until `release`.
 """
 

@@ -1,0 +1,125 @@
+"""One turn of the engine: dispatch a step, then read the one before it.
+
+At most two steps are out at a time, and the host reads step k's tokens while step k+1 runs. A step that raises ends its
+own rows and, where it could write the KV cache, every row that has something there; the loop goes on. Pure control
+flow: no thread, no lock, the clock is a parameter, so tests drive it turn by turn.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from serving.batch import Pending, Runner
+from serving.errors import Cancelled, DeadlineExceeded, StepFailed
+
+from .scheduler import Events, Scheduler
+from .stats import EngineStats
+from .step import Step
+
+_log = logging.getLogger("tidegate.engine")
+
+
+class Loop:
+    """`emit` gets the events of a turn, some rows' last ones among them, as soon as they are known."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        emit: Callable[[Events], None],
+        *,
+        clock: Callable[[], float],
+        stats: EngineStats,
+    ) -> None:
+        self._runner, self._scheduler, self._forward = runner, scheduler, emit
+        self._clock, self._stats = clock, stats
+        self._in_flight: deque[tuple[Step, Pending]] = deque()
+        self._idle_since_s = clock()
+        self._had_no_work = True
+
+    @property
+    def idle(self) -> bool:
+        """No row waits or runs, and no step is out."""
+        return not self._in_flight and self._scheduler.num_waiting == 0 and self._scheduler.num_running == 0
+
+    def turn(self) -> None:
+        """Expire rows, dispatch one step if there is one, and read the oldest if two are out or none was dispatched."""
+        now_s = self._clock()
+        self._had_no_work |= self.idle
+        self.emit(self._scheduler.expire(now_s))
+        step = self._scheduler.next_batch(now_s, device_idle=not self._in_flight)
+        if step is not None:
+            self._dispatch(step)
+        if self._in_flight and (step is None or len(self._in_flight) > 1):
+            self._retire()
+
+    def emit(self, events: Events) -> None:
+        """Count and pass on."""
+        for _, update in events:
+            self._stats.generated_tokens += len(update.tokens)
+            if update.finish is not None:
+                self._stats.finished_rows += 1
+            elif isinstance(update.error, Cancelled):
+                self._stats.cancelled_rows += 1
+            elif isinstance(update.error, DeadlineExceeded):
+                self._stats.expired_rows += 1
+            elif update.error is not None:
+                self._stats.failed_rows += 1
+        if events:
+            self._forward(events)
+
+    def _dispatch(self, step: Step) -> None:
+        self._count(step)
+        try:
+            pending = self._runner.submit(step.batch)
+        except Exception as exc:  # border: whatever the device raises is an answer for these rows
+            while self._in_flight:  # dispatched before it, so they may well be good
+                self._retire()
+            self._step_failed(step, exc)
+            return
+        self._in_flight.append((step, pending))
+
+    def _retire(self) -> None:
+        step, pending = self._in_flight.popleft()
+        try:
+            out = pending.result()
+        except Exception as exc:  # border: as above
+            self._step_failed(step, exc)
+        else:
+            self.emit(self._scheduler.commit(step, out))
+        if not self._in_flight:
+            self._idle_since_s, self._had_no_work = self._clock(), False
+
+    def _step_failed(self, step: Step, exc: Exception) -> None:
+        _log.error("a %s step of %d rows failed", step.kind, len(step.rows), exc_info=exc)
+        self._stats.failed_steps += 1
+        error = StepFailed("the device step that this request was part of failed; send it again", retry_after_s=1.0)
+        error.__cause__ = exc
+        self.emit(self._scheduler.fail(step, error))
+        if step.touches_kv:
+            self._drop_kv_steps()
+            self._runner.reset()
+
+    def _drop_kv_steps(self) -> None:
+        """Steps that read the lost cache: their rows have ended. Waited for, so that nothing of them runs any more."""
+        kept: deque[tuple[Step, Pending]] = deque()
+        for step, pending in self._in_flight:
+            if not step.touches_kv:
+                kept.append((step, pending))
+                continue
+            try:
+                pending.result()
+            except Exception as exc:  # expected: the cache that it read is gone
+                _log.debug("a step after the failed one failed too", exc_info=exc)
+        self._in_flight = kept
+
+    def _count(self, step: Step) -> None:
+        stats, bucket = self._stats, step.batch.bucket
+        if not self._in_flight:
+            gap_s = self._clock() - self._idle_since_s
+            stats.device_idle_s += gap_s
+            stats.device_stall_s += 0.0 if self._had_no_work else gap_s
+        stats.steps[bucket.kind] += 1
+        stats.rows[bucket.kind] += len(step.rows)
+        stats.tokens[bucket.kind] += step.num_tokens
+        stats.padding[bucket.kind] += bucket.rows * bucket.tokens - step.num_tokens

@@ -1,0 +1,78 @@
+"""What a step's output says about one row: its news, and whether it ends the row.
+
+Reads the NumPy arrays of a StepOutput; changes only the row's own counters (`generated`, `prompt_entries`). The
+numbers of every row are turned into Python's here and nowhere else.
+"""
+
+from serving.batch import StepOutput
+from serving.types import Finish, TokenLogprob, Update
+
+from .sequence import Sequence
+
+
+def keep_prompt(row: Sequence, out: StepOutput, r: int, start: int, length: int) -> None:
+    """Collect the log-probabilities of prompt tokens start+1 .. start+length that this chunk gave."""
+    if row.prompt_logprobs < 0:
+        return
+    assert out.prompt_logprobs is not None, "the batch did not ask for prompt log-probabilities"
+    count = min(length, row.num_prompt - 1 - start)
+    tokens = row.prompt[start + 1 : start + 1 + count].tolist()
+    logprobs = out.prompt_logprobs[r, :count].tolist()
+    tops = _prompt_tops(row, out, r, count)
+    row.prompt_entries.extend(TokenLogprob(*entry) for entry in zip(tokens, logprobs, tops, strict=True))
+
+
+def _prompt_tops(row: Sequence, out: StepOutput, r: int, count: int) -> list[tuple[tuple[int, float], ...]]:
+    k = row.prompt_logprobs
+    if k == 0:
+        return [()] * count
+    assert out.prompt_top_ids is not None
+    assert out.prompt_top_logprobs is not None
+    ids = out.prompt_top_ids[r, :count, :k].tolist()
+    logprobs = out.prompt_top_logprobs[r, :count, :k].tolist()
+    return [tuple(zip(i, p, strict=True)) for i, p in zip(ids, logprobs, strict=True)]
+
+
+def scored(row: Sequence, out: StepOutput, r: int) -> Update:
+    """The only update of a row that generates nothing."""
+    finish = Finish.SCORED if row.sampling is None else Finish.LENGTH
+    return Update(
+        row=row.row,
+        target_logprobs=_targets(row, out, r),
+        prompt_logprobs=tuple(row.prompt_entries),
+        finish=finish,
+    )
+
+
+def generated(row: Sequence, out: StepOutput, r: int) -> Update:
+    """One more token; the first one brings what was asked about the prompt."""
+    token = int(out.token[r])
+    first = row.generated == 0
+    row.generated += 1
+    return Update(
+        row=row.row,
+        tokens=(TokenLogprob(token, float(out.logprob[r]), _top(row, out, r)),),
+        target_logprobs=_targets(row, out, r) if first else (),
+        prompt_logprobs=tuple(row.prompt_entries) if first else (),
+        finish=_finish(row, token),
+    )
+
+
+def _finish(row: Sequence, token: int) -> Finish | None:
+    if token in row.stops:
+        return Finish.STOP
+    return Finish.LENGTH if row.generated == row.max_new else None
+
+
+def _targets(row: Sequence, out: StepOutput, r: int) -> tuple[float, ...]:
+    if not row.targets:
+        return ()
+    return tuple(out.target_logprobs[r, : len(row.targets)].tolist())
+
+
+def _top(row: Sequence, out: StepOutput, r: int) -> tuple[tuple[int, float], ...]:
+    if row.top == 0:
+        return ()
+    assert out.top_ids is not None
+    assert out.top_logprobs is not None
+    return tuple(zip(out.top_ids[r, : row.top].tolist(), out.top_logprobs[r, : row.top].tolist(), strict=True))

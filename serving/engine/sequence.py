@@ -1,0 +1,95 @@
+"""One row inside the engine: what it is for, how far it has come, what it holds.
+
+Counters run ahead of results, because a step is dispatched before the last one's tokens are read: `prefilled` and
+`planned` count what has been dispatched, `generated` what has been read. Owned by the engine thread. Invariant:
+0 <= generated <= planned <= max_new, and a sequence that is done holds neither pages nor slot.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import NUM_TARGETS, NUM_TOP
+from serving.errors import BadRequest
+from serving.types import Job, Prepared, Priority, SamplingParams, TokenLogprob
+
+
+class Stage(Enum):
+    WAITING = 0  # in a queue; holds nothing
+    SCORING = 1  # its only step is dispatched
+    PREFILL = 2  # has pages and a slot; part of the prompt is yet to be dispatched
+    DECODE = 3  # the whole prompt is dispatched
+    DONE = 4  # its last update is out
+
+
+@dataclass(slots=True, eq=False, repr=False)  # a repr would put prompts into logs
+class Sequence:
+    """`owner` is the engine's handle for whoever asked; the scheduler never looks into it."""
+
+    owner: object
+    row: int
+    prompt: NDArray[np.int32]  # [num_prompt]
+    sampling: SamplingParams | None
+    targets: tuple[int, ...]
+    prompt_logprobs: int
+    priority: Priority
+    deadline_s: float | None
+    max_new: int  # tokens to generate; 0: score only
+    stops: frozenset[int]
+    arrived_s: float = 0.0
+    stage: Stage = Stage.WAITING
+    slot: int = 0  # 0: none
+    prefilled: int = 0
+    planned: int = 0
+    generated: int = 0
+    prompt_entries: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def num_kv(self) -> int:
+        """Tokens that the KV cache holds at most: the last generated one is never fed back."""
+        return self.num_prompt + max(0, self.max_new - 1)
+
+    @property
+    def top(self) -> int:
+        """Alternatives wanted beside each generated token; 0: none."""
+        return 0 if self.sampling is None else max(0, self.sampling.top_logprobs)
+
+
+def make_sequences(owner: object, job: Job) -> tuple[Sequence, ...]:
+    """One sequence a row of `job`. BadRequest names the row whose numbers no step could carry."""
+    return tuple(_make(owner, job, index, row) for index, row in enumerate(job.rows))
+
+
+def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
+    _check(index, row)
+    sampling = row.sampling
+    return Sequence(
+        owner=owner,
+        row=index,
+        prompt=np.array(row.token_ids, np.int32),
+        sampling=sampling,
+        targets=row.targets,
+        prompt_logprobs=row.prompt_logprobs,
+        priority=job.priority,
+        deadline_s=job.deadline_s,
+        max_new=0 if sampling is None else sampling.max_tokens,
+        stops=frozenset() if sampling is None else frozenset(sampling.stop_token_ids),
+    )
+
+
+def _check(index: int, row: Prepared) -> None:
+    if not row.token_ids:
+        raise BadRequest(f"row {index} has no tokens; a prompt has one at least")
+    if len(row.targets) > NUM_TARGETS:
+        raise BadRequest(f"row {index} asks for {len(row.targets)} target tokens; {NUM_TARGETS} is the most")
+    asked = max(row.prompt_logprobs, row.sampling.top_logprobs if row.sampling else -1)
+    if asked > NUM_TOP:
+        raise BadRequest(f"row {index} asks for {asked} alternatives a token; {NUM_TOP} is the most")
+    if row.sampling is not None and row.sampling.max_tokens < 0:
+        raise BadRequest(f"row {index} asks for {row.sampling.max_tokens} tokens; 0 is the least")

@@ -1,0 +1,52 @@
+"""What a generating row brings to every step, in arrays indexed by slot.
+
+A step's batch is these arrays at the step's slots, one fancy index a field: its cost does not depend on how long the
+rows have become. Slot 0 belongs to nobody and holds the neutral values that padding gets.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sequence import Sequence
+
+
+class Slots:
+    """`max_slots` rows with up to `max_pages` pages each."""
+
+    def __init__(self, max_slots: int, max_pages: int) -> None:
+        n = max_slots + 1
+        self._free = list(range(max_slots, 0, -1))
+        self.page_table: NDArray[np.int32] = np.zeros((n, max_pages), np.int32)
+        self.position: NDArray[np.int32] = np.zeros(n, np.int32)  # of the token that the next decode step feeds
+        self.temperature: NDArray[np.float32] = np.zeros(n, np.float32)
+        self.top_k: NDArray[np.int32] = np.zeros(n, np.int32)
+        self.top_p: NDArray[np.float32] = np.ones(n, np.float32)
+        self.min_p: NDArray[np.float32] = np.zeros(n, np.float32)
+        self.seed: NDArray[np.uint32] = np.zeros((n, 2), np.uint32)
+        self.want_top: NDArray[np.bool_] = np.zeros(n, np.bool_)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def assign(self, row: Sequence, pages: list[int]) -> int:
+        """A slot for `row`, filled with its pages and its way of sampling."""
+        slot = self._free.pop()
+        self.page_table[slot, : len(pages)] = pages
+        self.position[slot] = row.num_prompt
+        self.want_top[slot] = row.top > 0
+        if row.sampling is not None:
+            s = row.sampling
+            self.temperature[slot], self.top_k[slot] = s.temperature, s.top_k
+            self.top_p[slot], self.min_p[slot] = s.top_p, s.min_p
+            self.seed[slot] = (s.seed & 0xFFFFFFFF, (s.seed >> 32) & 0xFFFFFFFF)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Back to the neutral values, so that no later batch reads what was here."""
+        assert slot != 0, "slot 0 is nobody's"
+        assert slot not in self._free, f"slot {slot} is released twice"
+        for array in (self.page_table, self.position, self.temperature, self.top_k, self.min_p, self.seed):
+            array[slot] = 0
+        self.top_p[slot], self.want_top[slot] = 1.0, False
+        self._free.append(slot)

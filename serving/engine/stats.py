@@ -1,0 +1,37 @@
+"""What the engine counts: plain numbers, written by the engine thread, read by anyone.
+
+Counters only grow; gauges say how it is after the last step. A reader may see one field a step older than another.
+"""
+
+from dataclasses import dataclass, field
+
+from serving.batch import Kind
+
+
+def _by_kind() -> dict[Kind, int]:
+    return dict.fromkeys(Kind, 0)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    # counters
+    steps: dict[Kind, int] = field(default_factory=_by_kind)
+    rows: dict[Kind, int] = field(default_factory=_by_kind)  # valid rows of those steps
+    tokens: dict[Kind, int] = field(default_factory=_by_kind)  # valid tokens of those steps
+    padding: dict[Kind, int] = field(default_factory=_by_kind)  # tokens computed for nobody
+    generated_tokens: int = 0
+    finished_rows: int = 0
+    cancelled_rows: int = 0
+    expired_rows: int = 0
+    failed_rows: int = 0
+    failed_steps: int = 0
+    refused_jobs: int = 0
+    device_idle_s: float = 0.0  # no step on the device
+    device_stall_s: float = 0.0  # the part of it in which work was there: the device waited for the host
+    # gauges
+    waiting_rows: int = 0
+    waiting_tokens: int = 0
+    running_rows: int = 0
+    pages_total: int = 0
+    pages_used: int = 0
+    pages_high_water: int = 0

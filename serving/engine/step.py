@@ -1,0 +1,107 @@
+"""One device step: the rows in it, and the Batch that the runner gets.
+
+Three constructors, one a kind. Rows that are absent and fields that a kind does not use are neutral values of the
+bucket's shape (see serving.batch), so every batch of a bucket runs the same compiled program.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.batch import NUM_TARGETS, Batch, Bucket, Kind
+
+from .sequence import Sequence
+from .slots import Slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    batch: Batch
+    rows: tuple[Sequence, ...]  # row r of the batch is rows[r]
+    num_tokens: int  # valid tokens in the batch
+
+    @property
+    def kind(self) -> Kind:
+        return self.batch.bucket.kind
+
+    @property
+    def touches_kv(self) -> bool:
+        """Whether the KV cache is lost if this step fails."""
+        return self.kind is not Kind.SCORE
+
+
+def score_step(bucket: Bucket, rows: tuple[Sequence, ...]) -> Step:
+    """Whole prompts, without KV."""
+    fields = _neutral(bucket)
+    for r, row in enumerate(rows):
+        _put_prompt(fields, r, row, 0, row.num_prompt)
+    return _step(bucket, rows, fields, _wants_prompt(rows), False)
+
+
+def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, ...], slots: Slots) -> Step:
+    """The next `chunks[r]` tokens of each prompt, from `prefilled` on."""
+    fields = _neutral(bucket)
+    for r, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
+        _put_prompt(fields, r, row, row.prefilled, chunk)
+    want_top = _put_slots(fields, bucket, rows, slots)
+    return _step(bucket, rows, fields, _wants_prompt(rows), want_top)
+
+
+def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Step:
+    """One token a row: the one that the device keeps in the row's slot."""
+    fields = _neutral(bucket)
+    want_top = _put_slots(fields, bucket, rows, slots)
+    fields["start"] = slots.position[fields["slot"]]
+    fields["length"][: len(rows)] = 1
+    return _step(bucket, rows, fields, False, want_top)
+
+
+def _neutral(b: Bucket) -> dict[str, NDArray[Any]]:
+    return {
+        "tokens": np.zeros((b.rows, b.tokens), np.int32),
+        "start": np.zeros(b.rows, np.int32),
+        "length": np.zeros(b.rows, np.int32),
+        "next_token": np.zeros(b.rows, np.int32),
+        "page_table": np.zeros((b.rows, b.pages), np.int32),
+        "slot": np.zeros(b.rows, np.int32),
+        "targets": np.zeros((b.rows, NUM_TARGETS), np.int32),
+        "temperature": np.zeros(b.rows, np.float32),
+        "top_k": np.zeros(b.rows, np.int32),
+        "top_p": np.ones(b.rows, np.float32),
+        "min_p": np.zeros(b.rows, np.float32),
+        "seed": np.zeros((b.rows, 2), np.uint32),
+    }
+
+
+def _put_prompt(fields: dict[str, NDArray[Any]], r: int, row: Sequence, start: int, length: int) -> None:
+    stop = start + length
+    fields["tokens"][r, :length] = row.prompt[start:stop]
+    fields["start"][r], fields["length"][r] = start, length
+    if stop < row.num_prompt:
+        fields["next_token"][r] = row.prompt[stop]
+    if row.targets:
+        fields["targets"][r, : len(row.targets)] = row.targets
+
+
+def _put_slots(fields: dict[str, NDArray[Any]], bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> bool:
+    """Everything that is kept by slot; whether any row wants the most likely tokens."""
+    index = np.zeros(bucket.rows, np.int32)
+    index[: len(rows)] = [row.slot for row in rows]
+    fields["slot"] = index
+    fields["page_table"] = slots.page_table[index, : bucket.pages]
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+        fields[name] = getattr(slots, name)[index]
+    return bool(slots.want_top[index].any())
+
+
+def _wants_prompt(rows: tuple[Sequence, ...]) -> bool:
+    return any(row.prompt_logprobs >= 0 for row in rows)
+
+
+def _step(
+    bucket: Bucket, rows: tuple[Sequence, ...], fields: dict[str, NDArray[Any]], want_prompt: bool, want_top: bool
+) -> Step:
+    batch = Batch(bucket=bucket, want_top=np.array(want_top), want_prompt=np.array(want_prompt), **fields)
+    return Step(batch=batch, rows=rows, num_tokens=int(batch.length.sum()))

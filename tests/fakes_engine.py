@@ -1,0 +1,92 @@
+"""The engine's core without its thread: a loop that a test turns by hand, on a fake clock and a fake device."""
+
+from collections import defaultdict
+
+from serving.config import EngineConfig
+from serving.engine.buckets import BucketSet
+from serving.engine.kv_pool import KvPool
+from serving.engine.loop import Loop
+from serving.engine.scheduler import Events, Scheduler
+from serving.engine.sequence import Sequence, make_sequences
+from serving.engine.stats import EngineStats
+from serving.errors import Cancelled
+from serving.types import Job, Prepared, Priority, SamplingParams, Update
+from tests.fakes import FakeClock, FakeRunner, ToyModel, default_buckets
+
+SMALL = EngineConfig(max_slots=4, page_size=4, hard_size=4, soft_size=2, prefill_chunk=8, max_context=64)
+
+
+def generate_row(prompt: tuple[int, ...], max_tokens: int, **params: object) -> Prepared:
+    """Greedy unless `params` says otherwise."""
+    sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]
+    return Prepared(token_ids=prompt, sampling=sampling)
+
+
+class TurnedEngine:
+    """Submit rows, turn, and look at what each row got."""
+
+    def __init__(
+        self,
+        config: EngineConfig = SMALL,
+        *,
+        model: ToyModel | None = None,
+        num_pages: int = 33,
+        max_context: int = 64,
+        **faults: object,
+    ) -> None:
+        buckets = default_buckets(config.page_size, max_context)
+        self.clock = FakeClock()
+        self.runner = FakeRunner(
+            model,
+            page_size=config.page_size,
+            num_pages=num_pages,
+            max_slots=config.max_slots,
+            buckets=buckets,
+            **faults,  # type: ignore[arg-type]
+        )
+        self.model = self.runner.model
+        self.pool = KvPool(num_pages, config.page_size)
+        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context)
+        self.stats = EngineStats()
+        self.loop = Loop(self.runner, self.scheduler, self._record, clock=self.clock, stats=self.stats)
+        self.updates: dict[Sequence, list[Update]] = defaultdict(list)
+
+    def _record(self, events: Events) -> None:
+        for row, update in events:
+            assert not self.ended(row), "a row got news after its end"
+            self.updates[row].append(update)
+
+    def submit(
+        self, *rows: Prepared, priority: Priority = Priority.NORMAL, deadline_s: float | None = None
+    ) -> list[Sequence]:
+        job = Job(id="job", tenant="t", rows=rows, priority=priority, deadline_s=deadline_s)
+        sequences = make_sequences(self, job)
+        for row in sequences:
+            self.scheduler.check(row)
+            self.scheduler.submit(row, self.clock())
+        return list(sequences)
+
+    def cancel(self, row: Sequence) -> None:
+        self.loop.emit(self.scheduler.cancel(row, Cancelled("cancelled")))
+
+    def run(self, max_turns: int = 10_000) -> None:
+        """Turn until nothing is left."""
+        for _ in range(max_turns):
+            if self.loop.idle:
+                return
+            self.loop.turn()
+        raise AssertionError(f"not done after {max_turns} turns")
+
+    def ended(self, row: Sequence) -> bool:
+        return bool(self.updates[row]) and _final(self.updates[row][-1])
+
+    def last(self, row: Sequence) -> Update:
+        assert self.ended(row), "the row has not ended"
+        return self.updates[row][-1]
+
+    def tokens(self, row: Sequence) -> list[int]:
+        return [t.token_id for u in self.updates[row] for t in u.tokens]
+
+
+def _final(update: Update) -> bool:
+    return update.finish is not None or update.error is not None

@@ -1,0 +1,135 @@
+"""Random events against the whole engine core: submit, turn, cancel, deadlines and faults in any order.
+
+Checked after every event: pages used + free = total and each page has one owner; after the end: every row ended once
+(`TurnedEngine._record` refuses more), everything is given back, and rows that ended well have the reference's tokens.
+"""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from serving.batch import Kind
+from serving.config import EngineConfig
+from serving.engine.sequence import Sequence
+from serving.types import Prepared, Priority
+from tests.fakes_engine import TurnedEngine, generate_row
+
+AGEING_S = 1.0
+CONFIG = EngineConfig(
+    max_slots=4, page_size=4, hard_size=4, soft_size=2, prefill_chunk=8, max_context=64, ageing_s=AGEING_S
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(num_pages=st.integers(17, 40))
+    def start(self, num_pages: int) -> None:
+        self.engine = TurnedEngine(CONFIG, num_pages=num_pages)
+        self.rows: list[tuple[Sequence, int]] = []  # with the number of its distinct prompt
+        self.faults = 0
+
+    @rule(
+        length=st.integers(1, 40),
+        max_tokens=st.integers(0, 12),
+        count=st.integers(1, 6),
+        priority=st.sampled_from(Priority),
+        timeout_s=st.one_of(st.none(), st.floats(0.1, 3.0)),
+        stop=st.booleans(),
+    )
+    def submit(
+        self, length: int, max_tokens: int, count: int, priority: Priority, timeout_s: float | None, stop: bool
+    ) -> None:
+        deadline_s = None if timeout_s is None else self.engine.clock() + timeout_s
+        for _ in range(count):
+            p = _prompt(length, len(self.rows))
+            stops = tuple(range(0, 320, 7)) if stop else ()
+            prepared = generate_row(p, max_tokens, stop_token_ids=stops) if max_tokens else Prepared(p, targets=(3,))
+            (row,) = self.engine.submit(prepared, priority=priority, deadline_s=deadline_s)
+            self.rows.append((row, len(self.rows)))
+
+    @rule(turns=st.integers(1, 12))
+    def turn(self, turns: int) -> None:
+        for _ in range(turns):
+            self.engine.loop.turn()
+
+    @rule(seconds=st.floats(0.0005, 1.5))
+    def wait(self, seconds: float) -> None:
+        self.engine.clock.advance(seconds)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        row, _ = data.draw(st.sampled_from(self.rows))
+        self.engine.cancel(row)
+
+    @rule(ahead=st.integers(0, 3), at_submit=st.booleans())
+    def fault(self, ahead: int, at_submit: bool) -> None:
+        steps = self.engine.runner.fail_submit if at_submit else self.engine.runner.fail_result
+        steps.add(len(self.engine.runner.batches) + ahead)
+
+    @invariant()
+    def pages_add_up(self) -> None:
+        pool = self.engine.pool
+        assert pool.used + pool.free == pool.total
+        held = [page for row, _ in self.rows for page in pool.held_by(row)]
+        assert len(held) == len(set(held)) == pool.used
+        assert 0 not in held
+
+    @invariant()
+    def what_has_ended_holds_nothing(self) -> None:
+        for row, _ in self.rows:
+            if self.engine.ended(row):
+                assert row.slot == 0
+                assert not self.engine.pool.held_by(row)
+
+    @invariant()
+    def an_idle_engine_has_answered_everyone(self) -> None:
+        if self.engine.loop.idle:
+            assert all(self.engine.ended(row) for row, _ in self.rows)
+
+    def teardown(self) -> None:
+        self.engine.runner.fail_submit.clear()
+        self.engine.runner.fail_result.clear()
+        self.engine.run()
+        for row, number in self.rows:
+            assert self.engine.ended(row)
+            if self.engine.last(row).error is None and row.max_new:
+                p = _prompt(row.num_prompt, number)
+                assert self.engine.tokens(row) == self.engine.model.generate(p, row.max_new, stop=row.stops)
+        assert self.engine.pool.used == 0
+
+
+def _prompt(length: int, number: int) -> tuple[int, ...]:
+    return tuple(int(t) for t in np.random.default_rng(number).integers(1, 300, length))
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("max_new", [0, 1])
+def test_nobody_waits_beyond_the_ageing_bound(max_new: int) -> None:
+    """An endless stream of urgent rows at more than the capacity; a low row starts before all that came 2 s later."""
+    engine = TurnedEngine(CONFIG)
+    low_prompt = (299, 298, 297)
+    row = generate_row(low_prompt, max_new) if max_new else Prepared(low_prompt, targets=(1,))
+    waited_s = None
+    for i in range(400):
+        if i == 50:
+            (low,) = engine.submit(row, priority=Priority.LOW)
+        p = _prompt(3, i)
+        # one urgent row more than a step takes, each turn
+        rows = [generate_row(p, 1)] * 5 if max_new else [Prepared(p)] * 65
+        engine.submit(*rows, priority=Priority.URGENT)
+        engine.clock.advance(0.05)
+        engine.loop.turn()
+        if i >= 50 and waited_s is None and engine.ended(low):
+            waited_s = (i - 50) * 0.05
+    backlog_s = 400 * 0.05  # urgent rows that were there first keep their places
+    assert waited_s is not None
+    assert 2 * AGEING_S <= waited_s < backlog_s
+    dispatched = [tuple(t[:3]) for b in engine.runner.batches if b.bucket.kind is not Kind.DECODE for t in b.tokens]
+    position = dispatched.index(low_prompt)
+    later = [_prompt(3, i) for i in range(50 + int(2 * AGEING_S / 0.05) + 1, 400)]
+    assert not set(dispatched[:position]) & set(later)
