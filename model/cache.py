@@ -42,7 +42,7 @@ class PageView(NamedTuple):
 
     page_table: Int[Array, "b pages"]
     positions: Int[Array, "b t"]
-    length: Int[Array, "b"]
+    length: Int[Array, " b"]
 
     @property
     def valid(self) -> Bool[Array, "b t"]:

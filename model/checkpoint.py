@@ -88,9 +88,9 @@ def hub_names(path: tuple[Any, ...], config: ModelConfig) -> tuple[str, ...]:
     return tuple(".".join([*prefix, *parts[:at], str(e), *parts[at:-1], leaf]) for e in range(num_experts))
 
 
-def plan(config: ModelConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, list[ParamPlan]]:
+def plan(config: ModelConfig, dtype: jnp.dtype, *, moe_impl: str = "auto") -> tuple[nnx.GraphDef, list[ParamPlan]]:
     """The structure of a Transformer and its parameters' sources; nothing is allocated."""
-    abstract = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype))
+    abstract = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype, moe_impl=moe_impl))
     graph, state = nnx.split(abstract)
     params = [
         ParamPlan(tuple(path), hub_names(tuple(path), config), param.shape, tuple(param.axes), np.dtype(param.dtype))
@@ -142,7 +142,8 @@ def find_problems(
     config: ModelConfig, params: list[ParamPlan], tensors: Mapping[str, TensorInfo], ignore: tuple[str, ...] = ()
 ) -> list[str]:
     """Missing, extra, shape and dtype faults, one line each."""
-    problems, used = [], set()
+    problems: list[str] = []
+    used: set[str] = set()
     for param in params:
         for name in param.names:
             info = tensors.get(name)
@@ -271,7 +272,8 @@ def load_hub(
     """
     root = Path(directory)
     config = ModelConfig.load(root)
-    graph, params = plan(config, dtype or default_dtype(config))
+    moe_impl = "auto" if mesh is None else "dense"  # the form that partitions over the expert axis
+    graph, params = plan(config, dtype or default_dtype(config), moe_impl=moe_impl)
     tensors, problems = open_checkpoint(root)
     if tensors or not problems:
         problems += find_problems(config, params, tensors, ignore)

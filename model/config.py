@@ -189,7 +189,8 @@ def _check(config: ModelConfig, hub: Hub) -> None:
         attention = layer.attention
         if isinstance(attention, GqaConfig) and attention.num_heads % attention.num_kv_heads:
             raise UnsupportedModel(
-                f"num_attention_heads {attention.num_heads} is not a multiple of num_key_value_heads {attention.num_kv_heads}"
+                f"num_attention_heads {attention.num_heads} is not a multiple of "
+                f"num_key_value_heads {attention.num_kv_heads}"
             )
         if attention.rope.dim % 2:
             raise UnsupportedModel(f"rope needs an even number of channels, got {attention.rope.dim}")
@@ -209,7 +210,7 @@ def _rope(hub: Hub, dim: int, *, interleaved: bool) -> RopeConfig:
     """Hub form (`rope_theta` + `rope_scaling`), or transformers 5's single `rope_parameters`."""
     scaling: Hub = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
     theta = float(scaling.get("rope_theta") or hub.get("rope_theta") or 10000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind: Any = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return RopeConfig(dim, theta, interleaved)
     if kind not in ("linear", "llama3", "yarn"):

@@ -5,6 +5,7 @@ Tensors are read with plain file reads, never mapped: a mapped checkpoint counts
 kernel lets it go. Nothing in a header is trusted before it is checked against the file's size.
 """
 
+import itertools
 import json
 import math
 import os
@@ -53,7 +54,7 @@ class TensorInfo:
         buffer = np.empty(self.end - self.begin, np.uint8)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.begin)
-            view, done = memoryview(buffer), 0
+            view, done = buffer.data, 0
             while done < len(view):
                 count = file.readinto(view[done:])
                 if not count:
@@ -99,7 +100,7 @@ def _entries(path: Path, header: dict[str, Any], base: int, size: int) -> tuple[
         except ValueError as error:
             problems.append(f"{path.name}: tensor {name}: {error}")
     ordered = sorted((t for t in tensors.values() if t.end > t.begin), key=lambda t: t.begin)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         if after.begin < before.end:
             problems.append(f"{path.name}: tensors {before.name} and {after.name} overlap")
     return tensors, problems

@@ -17,10 +17,10 @@ GREEDY_BELOW = 1e-5  # a temperature this small is greedy: dividing by it would 
 class Sampling(NamedTuple):
     """Per row; see serving.batch.Batch for the values that mean "off"."""
 
-    temperature: Float[Array, "b"]
-    top_k: Int[Array, "b"]
-    top_p: Float[Array, "b"]
-    min_p: Float[Array, "b"]
+    temperature: Float[Array, " b"]
+    top_k: Int[Array, " b"]
+    top_p: Float[Array, " b"]
+    min_p: Float[Array, " b"]
     seed: UInt32[Array, "b 2"]
 
 
@@ -39,7 +39,7 @@ def truncate(scaled: Float[Array, "b v"], sampling: Sampling) -> Float[Array, "b
     return jnp.where(scaled >= floor, scaled, -jnp.inf)
 
 
-def _draw(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, "b"]) -> Int[Array, "b"]:
+def _draw(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, " b"]) -> Int[Array, " b"]:
     scaled = logits / jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None]
     kept = truncate(scaled, sampling)
 
@@ -51,7 +51,7 @@ def _draw(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array,
     return jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
 
 
-def sample(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, "b"]) -> Int[Array, "b"]:
+def sample(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, " b"]) -> Int[Array, " b"]:
     """The token for `positions` of each row. Sorting and drawing run only where some row is not greedy."""
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     warm = sampling.temperature >= GREEDY_BELOW

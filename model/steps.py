@@ -23,11 +23,11 @@ class StepInput(NamedTuple):
     """serving.batch.Batch on the device; the meaning of each field is written there."""
 
     tokens: Int[Array, "b t"]
-    next_token: Int[Array, "b"]
-    start: Int[Array, "b"]
-    length: Int[Array, "b"]
+    next_token: Int[Array, " b"]
+    start: Int[Array, " b"]
+    length: Int[Array, " b"]
     page_table: Int[Array, "b pages"]
-    slot: Int[Array, "b"]
+    slot: Int[Array, " b"]
     targets: Int[Array, "b n"]
     sampling: Sampling
     want_top: Bool[Array, ""]
@@ -38,16 +38,16 @@ class DeviceState(NamedTuple):
     """What stays on the device between steps; donated to each step and returned from it."""
 
     pools: tuple[Pool, ...]
-    last_token: Int[Array, "slots"]  # the token sampled last in each slot; slot 0 takes the writes of padding
+    last_token: Int[Array, " slots"]  # the token sampled last in each slot; slot 0 takes the writes of padding
 
 
 class StepOutputs(NamedTuple):
     """serving.batch.StepOutput on the device."""
 
-    token: Int[Array, "b"]
-    logprob: Float[Array, "b"]
+    token: Int[Array, " b"]
+    logprob: Float[Array, " b"]
     target_logprobs: Float[Array, "b n"]
-    finite: Bool[Array, "b"]
+    finite: Bool[Array, " b"]
     top_ids: Int[Array, "b k"]
     top_logprobs: Float[Array, "b k"]
     prompt_logprobs: Float[Array, "b t"]

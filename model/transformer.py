@@ -99,9 +99,11 @@ class Transformer(nnx.Module):
         self, tokens: Int[Array, "b t"], view: PageView, cache: tuple[Pool, ...]
     ) -> tuple[Float[Array, "b t d"], tuple[Pool, ...]]:
         """A chunk (t > 1) or one token (t == 1) a row, over a paged cache; after the final norm, with the new cache."""
-        x, tables, pools = self.embed_tokens(tokens), self._tables(view.positions), []
+        x, tables = self.embed_tokens(tokens), self._tables(view.positions)
+        pools: list[Pool] = []
         for config, layer, pool in zip(self.config.layers, self.layers, cache, strict=True):
             x, written = self._run(layer, x, tables[config.attention.rope], LayerCache(pool, view))
+            assert written is not None
             pools.append(written)
         return self.norm(x), tuple(pools)
 

@@ -1,0 +1,122 @@
+"""Converted checkpoints: parameters in Orbax, beside a manifest that says what they are.
+
+DIRECTORY holds config.json, the tokenizer's files, params/ (Orbax) and manifest.json: the format, the dtype, the
+fingerprint of the source, and each parameter's shape, dtype and SHA-256. The checksums catch what shapes cannot, such
+as two swapped layers. A directory without its manifest was not finished and does not load.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from .checkpoint import CheckpointError, ParamPlan, mesh_problems, plan
+from .config import ModelConfig
+from .sharding import named
+from .transformer import Transformer
+
+FORMAT = "tidegate-1"
+MANIFEST = "manifest.json"
+
+
+def is_converted(directory: Path) -> bool:
+    return (directory / MANIFEST).is_file()
+
+
+def key(path: tuple[Any, ...]) -> str:
+    """'layers.3.mlp.gate.kernel': the name of a parameter in the manifest and in Orbax."""
+    return ".".join(map(str, path))
+
+
+def sha256(array: jax.Array) -> str:
+    """Of the bytes in C order."""
+    return hashlib.sha256(np.ascontiguousarray(np.asarray(array)).view(np.uint8).data).hexdigest()
+
+
+def write_converted(model: Transformer, directory: Path, source: str) -> None:
+    """Write params/ and then the manifest, which makes the directory valid."""
+    arrays = {key(tuple(path)): param[...] for path, param in nnx.to_flat_state(nnx.state(model))}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(directory.absolute() / "params", arrays)
+    entries = {name: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": sha256(a)} for name, a in arrays.items()}
+    manifest = {"format": FORMAT, "source": source, "params": entries}
+    partial = directory / (MANIFEST + ".partial")
+    partial.write_text(json.dumps(manifest, indent=1) + "\n")
+    partial.replace(directory / MANIFEST)
+
+
+def load_converted(
+    directory: Path, *, dtype: jnp.dtype | None = None, mesh: Mesh | None = None, strict_mesh: bool = False
+) -> Transformer:
+    """Load what write_converted wrote. `dtype` None keeps the stored one. Raises CheckpointError, UnsupportedModel."""
+    config = ModelConfig.load(directory)
+    entries = _entries(directory)
+    stored = jnp.dtype(entries.get("embed_tokens.embedding", {}).get("dtype", "float32"))
+    graph, params = plan(config, stored, moe_impl="dense" if mesh is not None else "auto")
+    problems = _differences(params, entries)
+    if strict_mesh and mesh is not None:
+        problems += mesh_problems(params, mesh)
+    if problems:
+        raise CheckpointError(directory, problems)
+    arrays = _restore(directory, params, mesh)
+    wrong = [
+        f"checksum: {name} is not what was converted"
+        for name, a in arrays.items()
+        if sha256(a) != entries[name]["sha256"]
+    ]
+    if wrong:
+        raise CheckpointError(directory, wrong)
+    leaves = {p.path: nnx.Param(_cast(arrays.pop(key(p.path)), p, dtype), axes=p.axes) for p in params}
+    model: Transformer = nnx.merge(graph, nnx.from_flat_state(leaves))
+    return model
+
+
+def _cast(array: jax.Array, param: ParamPlan, dtype: jnp.dtype | None) -> jax.Array:
+    """To the wanted dtype; what the plan keeps in float32 (the router) stays."""
+    keep = dtype is None or "gate" in param.path
+    return array if keep else array.astype(dtype)
+
+
+def _entries(directory: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+        found, entries = manifest["format"], dict(manifest["params"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(directory, [f"{MANIFEST} is not a manifest: {error!r}"]) from None
+    if found != FORMAT:
+        raise CheckpointError(directory, [f"{MANIFEST} has format {found!r}, this version reads {FORMAT!r}"])
+    return entries
+
+
+def _differences(params: list[ParamPlan], entries: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for param in params:
+        entry = entries.get(key(param.path))
+        if entry is None:
+            problems.append(f"missing: {key(param.path)} {list(param.shape)}")
+        elif entry["shape"] != list(param.shape):
+            problems.append(f"shape: {key(param.path)} is {entry['shape']}, the config needs {list(param.shape)}")
+        elif entry["dtype"] != str(param.dtype):
+            problems.append(f"dtype: {key(param.path)} is {entry['dtype']}, not {param.dtype}")
+    known = {key(param.path) for param in params}
+    return problems + [f"extra: {name} belongs to no parameter of this config" for name in entries if name not in known]
+
+
+def _restore(directory: Path, params: list[ParamPlan], mesh: Mesh | None) -> dict[str, jax.Array]:
+    single = SingleDeviceSharding(jax.devices()[0])
+
+    def where(param: ParamPlan) -> NamedSharding | SingleDeviceSharding:
+        return single if mesh is None else named(mesh, param.axes, param.shape)
+
+    target = {key(p.path): jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=where(p)) for p in params}
+    with ocp.StandardCheckpointer() as checkpointer:
+        arrays: dict[str, jax.Array] = checkpointer.restore(directory.absolute() / "params", target)
+    return arrays
