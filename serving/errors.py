@@ -86,3 +86,13 @@ class NotReady(ServingError):
 
 class DeadlineExceeded(ServingError):
     status, code, kind = 504, "deadline_exceeded", "timeout_error"
+
+
+class RequestTimeout(ServingError):
+    """The body did not arrive in time."""
+
+    status, code, kind = 408, "request_timeout", "timeout_error"
+
+
+class HeadersTooLarge(ServingError):
+    status, code, kind = 431, "headers_too_large", "invalid_request_error"

@@ -4,7 +4,7 @@ A piece of text, and a token's log-probability with it, is released only when no
 concatenated pieces are the same however the engine groups the tokens into updates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.types import Delta, Finish, TokenLogprob, Update
 
@@ -90,23 +90,29 @@ class Choice:
 
     def _deltas(self, text: str, finish: Finish | None, error: Exception | None) -> list[Delta]:
         tokens = self._release_tokens(final=finish is not None)
-        reasoning, content = self._split(text, final=finish is not None)
         logprobs = tuple(held.token for held in tokens)
         offsets = tuple(self._offset + held.start for held in tokens)
-        if reasoning and content:
-            first = Delta(self._index, reasoning=reasoning, tokens=logprobs, offsets=offsets)
-            return [first, Delta(self._index, text=content, finish=finish, error=error)]
-        delta = Delta(self._index, content, reasoning, logprobs, offsets, finish, error)
-        return [delta] if content or reasoning or logprobs or finish or error else []
+        pieces = self._split(text, final=finish is not None)
+        if not (pieces or logprobs or finish or error):
+            return []
+        parts = [Delta(self._index, content, reasoning) for reasoning, content in pieces or [("", "")]]
+        parts[0] = replace(parts[0], tokens=logprobs, offsets=offsets)
+        parts[-1] = replace(parts[-1], finish=finish, error=error)
+        return parts
 
-    def _split(self, text: str, *, final: bool) -> tuple[str, str]:
+    def _split(self, text: str, *, final: bool) -> list[tuple[str, str]]:
+        """(reasoning, content) pairs, one of each two empty; neighbours of one kind are joined."""
         if self._splitter is None:
-            return "", text
-        reasoning, content = self._splitter.push(text) if text else ("", "")
-        if final:
-            last_reasoning, last_content = self._splitter.flush()
-            return reasoning + last_reasoning, content + last_content
-        return reasoning, content
+            return [("", text)] if text else []
+        pieces = [*self._splitter.push(text), *(self._splitter.flush() if final else ())]
+        joined: list[tuple[str, str]] = []
+        for piece in pieces:
+            reasoning, content = piece.reasoning, piece.content
+            if joined and bool(joined[-1][0]) == bool(reasoning):
+                before = joined.pop()
+                reasoning, content = before[0] + reasoning, before[1] + content
+            joined.append((reasoning, content))
+        return joined
 
     def _release_tokens(self, *, final: bool) -> list[_Held]:
         """Tokens whose text is out; at a stop string those that began before it, at any other end all."""

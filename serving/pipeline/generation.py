@@ -147,12 +147,12 @@ def _row(language: Language, request: GenerationRequest, prompt: Prompt, choice:
 
 def _choice(language: Language, request: GenerationRequest, prompt: Prompt, index: int) -> EchoedChoice | Choice:
     echo, offsets = _echo_text(language, prompt) if request.echo else ("", ())
-    splits = request.split_reasoning and language.new_splitter is not None
+    new_splitter = language.new_splitter if request.split_reasoning else None
     choice = Choice(
         index,
         detokenizer=language.new_detokenizer(),
         stops=StopMatcher(request.stop),
-        splitter=language.new_splitter() if splits and language.new_splitter is not None else None,
+        splitter=new_splitter(prompt) if new_splitter is not None else None,
         stop_token_ids=frozenset(_stop_ids(language, request)),
         with_logprobs=request.logprobs >= 0,
         offset=len(echo),

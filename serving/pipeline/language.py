@@ -42,28 +42,33 @@ class Detokenizer(Protocol):
     def flush(self) -> str: ...
 
 
+class ReasoningPiece(Protocol):
+    """Some text of one part; the other is empty."""
+
+    @property
+    def reasoning(self) -> str: ...
+
+    @property
+    def content(self) -> str: ...
+
+
 class ReasoningSplitter(Protocol):
-    """Text in, (reasoning, content) out; holds back what could still be a part of the closing tag."""
+    """Text in, pieces out; holds back what could still be a part of a tag."""
 
-    def push(self, text: str) -> tuple[str, str]: ...
+    def push(self, text: str) -> Sequence[ReasoningPiece]: ...
 
-    def flush(self) -> tuple[str, str]: ...
+    def flush(self) -> Sequence[ReasoningPiece]: ...
 
 
 class Chat(Protocol):
     """A chat template. `encode` raises ValueError that names the field at fault."""
 
-    @property
-    def opens_reasoning(self) -> bool:
-        """The generation prompt ends inside a reasoning block."""
-        ...
-
     def encode(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: object,
         tokenizer: Any,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: object = None,
     ) -> list[int]: ...
 
 
@@ -94,7 +99,9 @@ class DetokenizerFactory(Protocol):
 
 
 class SplitterFactory(Protocol):
-    def __call__(self) -> ReasoningSplitter: ...
+    def __call__(self, prompt_ids: Sequence[int]) -> ReasoningSplitter:
+        """The prompt says whether the answer begins inside the reasoning."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ def _text_or_prompt(language: Language, item: Input | ServingError) -> str | Pro
             except ServingError as error:
                 return error
             except ValueError as error:
-                return BadRequest(str(error), param="features")
+                column = getattr(error, "column", None)  # a TemplateError names it
+                return BadRequest(str(error), param=f"features.{column}" if column else "features")
         case ChatInput(messages):
             return _encode_chat(language, messages)
 
@@ -73,12 +74,10 @@ def _in_vocabulary(language: Language, token_ids: Prompt) -> Prompt | ServingErr
 def _encode_chat(language: Language, messages: Sequence[object]) -> Prompt | ServingError:
     if language.chat is None:
         return BadRequest("this model has no chat template; send text to /v1/completions", param="messages")
-    if not messages:
-        return BadRequest("messages is empty; send at least one message", param="messages")
     try:
-        return tuple(language.chat.encode(messages, language.tokenizer))  # type: ignore[arg-type]
-    except ValueError as error:
-        return BadRequest(str(error), param="messages")
+        return tuple(language.chat.encode(messages, language.tokenizer))
+    except ValueError as error:  # a MessageError names its field
+        return BadRequest(str(error), param=getattr(error, "param", "messages"))
 
 
 def _encode_texts(language: Language, texts: list[str]) -> list[Prompt]:

@@ -24,7 +24,7 @@ from .common import (
 )
 
 
-class ContentPart(Struct, frozen=True, forbid_unknown_fields=True):
+class ContentPart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Only text is supported."""
 
     type: str
@@ -36,14 +36,14 @@ class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
     arguments: str
 
 
-class ToolCall(Struct, frozen=True, forbid_unknown_fields=True):
+class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     function: FunctionCall
     id: str | None = None
     type: Literal["function"] = "function"
     index: int | None = None
 
 
-class Message(Struct, frozen=True, forbid_unknown_fields=True):
+class Message(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields that OpenAI's answers carry besides are accepted and not used."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

@@ -1,0 +1,44 @@
+"""EngineStats as the readings that a metrics endpoint shows."""
+
+from collections.abc import Iterator
+
+from serving.batch import Kind
+from serving.metrics import Reading
+
+from .stats import EngineStats
+
+
+def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Reading]:
+    """num_compiles: programs that the runner has built."""
+    yield _counter("tidegate_jit_compiles_total", "Programs compiled; stands still after ready.", num_compiles)
+    yield _by_kind("tidegate_engine_steps_total", "Device steps.", stats.steps)
+    yield _by_kind("tidegate_engine_rows_total", "Rows of those steps.", stats.rows)
+    yield _by_kind("tidegate_engine_tokens_total", "Tokens of those steps.", stats.tokens)
+    yield _by_kind("tidegate_engine_padding_tokens_total", "Tokens computed for nobody.", stats.padding)
+    yield _counter("tidegate_engine_generated_tokens_total", "Tokens generated.", stats.generated_tokens)
+    yield _counter("tidegate_engine_finished_rows_total", "Rows that ended with an answer.", stats.finished_rows)
+    yield _counter("tidegate_engine_cancelled_rows_total", "Rows cancelled.", stats.cancelled_rows)
+    yield _counter("tidegate_engine_expired_rows_total", "Rows whose deadline passed.", stats.expired_rows)
+    yield _counter("tidegate_engine_failed_rows_total", "Rows that ended with a failed step.", stats.failed_rows)
+    yield _counter("tidegate_engine_failed_steps_total", "Steps that raised.", stats.failed_steps)
+    yield _counter("tidegate_engine_refused_jobs_total", "Jobs refused for want of room.", stats.refused_jobs)
+    yield _counter("tidegate_engine_device_idle_seconds_total", "Time without a step.", stats.device_idle_s)
+    yield _counter("tidegate_engine_device_stall_seconds_total", "Part of it with work waiting.", stats.device_stall_s)
+    yield _gauge("tidegate_engine_waiting_rows", "Rows in the queues.", stats.waiting_rows)
+    yield _gauge("tidegate_engine_waiting_tokens", "Tokens of those rows.", stats.waiting_tokens)
+    yield _gauge("tidegate_engine_running_rows", "Rows that hold a slot or a step.", stats.running_rows)
+    yield _gauge("tidegate_kv_pages", "KV pages in all.", stats.pages_total)
+    yield _gauge("tidegate_kv_pages_used", "KV pages in use.", stats.pages_used)
+    yield _gauge("tidegate_kv_pages_high_water", "Most KV pages ever in use.", stats.pages_high_water)
+
+
+def _counter(name: str, text: str, value: float) -> Reading:
+    return Reading(name, text, (((), value),), counter=True)
+
+
+def _gauge(name: str, text: str, value: float) -> Reading:
+    return Reading(name, text, (((), value),))
+
+
+def _by_kind(name: str, text: str, values: dict[Kind, int]) -> Reading:
+    return Reading(name, text, tuple(((kind.value,), values[kind]) for kind in Kind), ("kind",), counter=True)

@@ -1,0 +1,101 @@
+"""POST /v1/score: rows in, labels with probabilities out. A malformed row fails alone, by index."""
+
+import msgspec
+from aiohttp import web
+
+from serving.errors import BadRequest, ServingError
+from serving.pipeline.labels import LabelText
+from serving.service import ScoreAnswer, Timing
+from serving.types import FeatureInput, Input, LatencyClass, Score, TextInput, TokenInput
+
+from .body import read_limited
+from .context import CONTEXT, EXCHANGE, check_rows, make_call
+from .decode import convert, read_body
+from .messages import chat_input
+from .problem import error_out
+from .schema.chat import Message
+from .schema.score import LabelIn, ScoreIn, ScoreInput, ScoreOut, ScoreResult, TimingOut
+from .streaming import usage_out
+
+
+async def score(request: web.Request) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    raw = await read_limited(request, max_bytes=context.config.max_body_bytes, timeout_s=context.config.body_timeout_s)
+    body = read_body(raw, ScoreIn)
+    context.check_model(body.model)
+    check_rows(request, len(body.inputs), "inputs")
+    call = make_call(
+        request,
+        priority=body.priority,
+        latency_class=body.latency_class,
+        timeout_ms=body.timeout_ms,
+        profile_id=body.profile_id,
+        default_class=LatencyClass.SCORE,
+    )
+    answer = await context.startup.service().score(
+        [read_input(item, f"inputs[{i}]") for i, item in enumerate(body.inputs)],
+        labels=_labels(body.labels),
+        template=body.template,
+        call=call,
+    )
+    _count(request, answer)
+    out = ScoreOut(
+        id=f"score-{request[EXCHANGE].id}",
+        object="score",
+        created=int(context.now()),
+        model=context.model_name,
+        results=[_result(each) for each in answer.scores],
+        usage=usage_out(answer.usage),
+        timing=_timing(answer.timing),
+    )
+    return web.Response(body=msgspec.json.encode(out), content_type="application/json")
+
+
+def read_input(item: object, path: str) -> Input | ServingError:
+    """One row as the pipeline takes it, or what is wrong with it."""
+    try:
+        row = convert(item, ScoreInput, path)
+        messages = None
+        if row.messages is not None:
+            messages = chat_input(
+                [convert(each, Message, f"{path}.messages[{i}]") for i, each in enumerate(row.messages)]
+            )
+    except ServingError as error:
+        return error
+    given: list[Input] = []
+    if row.features is not None:
+        given.append(FeatureInput(row.features, row.template))
+    if row.text is not None:
+        given.append(TextInput(row.text))
+    if row.token_ids is not None:
+        given.append(TokenInput(tuple(row.token_ids)))
+    if messages is not None:
+        given.append(messages)
+    if len(given) != 1:
+        return BadRequest(f"{path}: exactly one of features, text, messages, token_ids is needed", param=path)
+    return given[0]
+
+
+def _labels(labels: list[str | LabelIn] | None) -> list[LabelText] | None:
+    if labels is None:
+        return None
+    return [LabelText(label) if isinstance(label, str) else LabelText(label.name, label.text) for label in labels]
+
+
+def _result(score: Score) -> ScoreResult:
+    if score.error is not None:
+        return ScoreResult(score.index, error=error_out(score.error))
+    assert score.label is not None
+    return ScoreResult(score.index, score.label, dict(score.probabilities), score.tier.value)
+
+
+def _timing(timing: Timing) -> TimingOut:
+    return TimingOut(*(round(seconds * 1000, 3) for seconds in (timing.encode_s, timing.engine_s, timing.total_s)))
+
+
+def _count(request: web.Request, answer: ScoreAnswer) -> None:
+    metrics = request.app[CONTEXT].metrics
+    num_wrong = sum(score.error is not None for score in answer.scores)
+    metrics.rows.labels("error").inc(num_wrong)
+    metrics.rows.labels("ok").inc(len(answer.scores) - num_wrong)
+    metrics.tokens.labels("prompt").inc(answer.usage.prompt_tokens)
