@@ -86,14 +86,12 @@ class Template:
         self._kinds = file.columns
         numeric = frozenset(c for c, kind in file.columns.items() if kind == "number")
         self.words = tuple(_word(name, entry, numeric) for name, entry in file.words.items())
-        self._parts = _FIELD.split(file.text)  # text, field, text, field, ..., text
+        parts = _FIELD.split(file.text)  # literal, field, literal, field, ..., literal
+        self.literals: tuple[str, ...] = tuple(parts[::2])
+        self._fields: tuple[str, ...] = tuple(parts[1::2])
+        self._form = "%s".join(literal.replace("%", "%%") for literal in self.literals)
         _check_labels(self.labels, self.threshold)
-        _check_fields(self._parts[1::2], file)
-
-    @property
-    def literals(self) -> tuple[str, ...]:
-        """The fixed pieces of a row's text."""
-        return tuple(self._parts[::2])
+        _check_fields(self._fields, file)
 
     @classmethod
     def load(cls, path: str | Path) -> "Template":
@@ -107,21 +105,21 @@ class Template:
 
     def render(self, features: Mapping[str, object]) -> str:
         """The text of a row. Raises TemplateError, which names the column that is missing or unusable."""
-        values: dict[str, str] = {}
         numbers: dict[str, float] = {}
+        shown: dict[str, str] = {}
         for column, kind in self._kinds.items():
-            raw = _present(features, column)
+            raw = features.get(column)
             if kind == "number":
                 numbers[column] = _number(raw, column)
-                values[column] = _plain(numbers[column])
             else:
-                values[column] = _text(raw, column)
+                shown[column] = _text(raw, column)
         for word in self.words:
             try:
-                values[word.name] = word.render(numbers)
+                shown[word.name] = word.render(numbers)
             except ValueError as error:
                 raise TemplateError(str(error)) from error
-        return "".join(values[p] if i % 2 else p for i, p in enumerate(self._parts))
+        fields = (shown[f] if f in shown else _plain(numbers[f]) for f in self._fields)
+        return self._form % tuple(fields)
 
     def decide(self, probabilities: Mapping[str, float]) -> str:
         """The label to return: the positive one from the threshold on, else the likeliest of the others."""
@@ -140,32 +138,42 @@ class Template:
         raise TemplateError(f"{self.label_column}: got {value!r}, allowed are {allowed}", self.label_column)
 
 
-def _present(features: Mapping[str, object], column: str) -> object:
-    value = features.get(column)
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise TemplateError(f"column {column!r} is missing", column)
-    return value
-
-
 def _number(value: object, column: str) -> float:
-    if isinstance(value, str):
-        if not _NUMBER.fullmatch(value.strip()):
-            raise TemplateError(f"column {column!r} is not a number: {value[:40]!r}", column)
-    elif isinstance(value, bool) or not isinstance(value, int | float):
-        raise TemplateError(f"column {column!r} must be a number, got {type(value).__name__}", column)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    if not _reads_as_number(value):
+        raise _unusable(value, column, "a number")
+    number = _float(value)
     if not math.isfinite(number):
         raise TemplateError(f"column {column!r} is not finite", column)
     return number
 
 
+def _reads_as_number(value: object) -> bool:
+    """Of float's many spellings only plain decimals; a bool is no number."""
+    kind = type(value)
+    return kind is float or kind is int or (isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (OverflowError, ValueError):  # an int of more digits than a float holds, or than Python reads
+        return math.inf
+
+
 def _text(value: object, column: str) -> str:
-    if isinstance(value, str):
+    if isinstance(value, str) and value.strip():
         return value.strip()
-    return _plain(_number(value, column))
+    if type(value) is float or type(value) is int:
+        return _plain(_number(value, column))
+    raise _unusable(value, column, "text")
+
+
+def _unusable(value: object, column: str, wanted: str) -> TemplateError:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return TemplateError(f"column {column!r} is missing", column)
+    if isinstance(value, str):
+        return TemplateError(f"column {column!r} must be {wanted}, got {value[:40]!r}", column)
+    return TemplateError(f"column {column!r} must be {wanted}, got {type(value).__name__}", column)
 
 
 def _plain(number: float) -> str:

@@ -14,9 +14,6 @@ BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 CONTROL = (BOS, EOS, USER, ASSISTANT)
 
-# One optional space and what follows it, or one white-space character.
-_SPLIT = r" ?[^\s]+|\s"
-
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}"
@@ -39,7 +36,8 @@ def tokenizer_definition(words: Iterable[str]) -> dict[str, Any]:
     tokens = [*CONTROL, *(symbols[b] for b in range(256)), *pieces]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": _SPLIT}, "behavior": "Isolated", "invert": False}
+    # Before every space: a plain string, since a regular expression would double the cost of encoding a row.
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithNext", "invert": False}
     return {
         "version": "1.0",
         "truncation": None,
