@@ -72,6 +72,7 @@ class FakeTemplate:
     """Renders column `x`; positive from `threshold` on."""
 
     name: str = "toy"
+    columns: tuple[str, ...] = ("x",)
     labels: tuple[FakeLabel, ...] = (FakeLabel("good", "G"), FakeLabel("bad", "B"))
     threshold: float = 0.5
 

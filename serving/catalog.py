@@ -1,0 +1,32 @@
+"""Which directory a model's name means: a path, else a model of the zoo, else one of the user's demo models."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class UnknownModel(ValueError):
+    """No directory goes by that name; the message lists what there is."""
+
+
+def find_model(name: str, *, zoo: Path, demos: Path) -> Path:
+    """zoo: the directory of models that ship with tidegate. demos: where demo models are put. Raises UnknownModel."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    for shelf in (zoo, demos):
+        if name in named_models(shelf):
+            return shelf / name
+    shown = {"zoo": zoo, "demo models": demos}
+    lists = "; ".join(f"{title}: {', '.join(named_models(shelf)) or 'none'}" for title, shelf in shown.items())
+    raise UnknownModel(f"there is no model {name!r}: give a directory, or one of these names. {lists} (in {demos})")
+
+
+def named_models(shelf: Path) -> tuple[str, ...]:
+    """Directories that hold a model's config, sorted; never anything outside `shelf`."""
+    return tuple(sorted(_names(shelf))) if shelf.is_dir() else ()
+
+
+def _names(shelf: Path) -> Iterator[str]:
+    for entry in shelf.iterdir():
+        if (entry / "config.json").is_file():
+            yield entry.name
