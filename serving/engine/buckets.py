@@ -11,7 +11,8 @@ from serving.config import EngineConfig
 
 MIN_SCORE_TOKENS = 32
 MIN_CHUNK_TOKENS = 64
-MIN_PAGES = 8
+MIN_PAGES = 16
+PAGE_STEP = 4  # widths of the page table grow fourfold, and the last step is no smaller
 ROW_STEP = 4  # rows grow fourfold: 1, 4, 16, 64
 FINE_TOKENS = 128  # score lengths double up to here and grow fourfold beyond, except for full batches
 
@@ -28,7 +29,7 @@ def ladder(first: int, last: int, step: int) -> list[int]:
 def derive(config: EngineConfig, max_context: int) -> tuple[Bucket, ...]:
     """The buckets for a model that sees `max_context` tokens."""
     pages = -(-max_context // config.page_size)
-    widths = [max(1, pages // 4), pages] if pages > MIN_PAGES else [pages]
+    widths = [w for w in ladder(MIN_PAGES, pages, PAGE_STEP) if w == pages or w * PAGE_STEP <= pages]
     return (*_score(config, max_context), *_extend(config, max_context, widths), *_decode(config, widths))
 
 
@@ -53,7 +54,8 @@ def _extend(config: EngineConfig, max_context: int, widths: list[int]) -> list[B
         shapes.add((1, MIN_CHUNK_TOKENS))
     shortest = min(longest, MIN_CHUNK_TOKENS)
     shapes.add((max(1, config.prefill_batch_tokens // shortest), shortest))
-    return [Bucket(Kind.EXTEND, r, t, p) for r, t in sorted(shapes) for p in widths]
+    ends = sorted({widths[0], widths[-1]})
+    return [Bucket(Kind.EXTEND, r, t, p) for r, t in sorted(shapes) for p in ends]
 
 
 def _decode(config: EngineConfig, widths: list[int]) -> list[Bucket]:
