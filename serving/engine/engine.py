@@ -76,6 +76,7 @@ class Engine:
         self._ready_at_s: float | None = None
         self._failure: Exception | None = None
         self._stopped = False
+        self._settled = threading.Event()  # the warm-up is over, well or badly
         self._thread: threading.Thread | None = None
 
     # For callers, any thread
@@ -99,6 +100,10 @@ class Engine:
         assert self._thread is None, "started twice"
         self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
         self._thread.start()
+
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the warm-up; False while it goes on. Then `ready` or `failure` says how it ended."""
+        return self._settled.wait(timeout_s)
 
     def submit(self, job: Job, listener: Listener) -> Ticket:
         """Queue a job. Raises a ServingError where it can never run, or not now."""
@@ -163,6 +168,7 @@ class Engine:
         try:
             self._runner.warmup(self._report)
             self._ready_at_s = self._clock()
+            self._settled.set()
             while self._take_in():
                 self._loop.turn()
                 self._gauge()
@@ -219,6 +225,7 @@ class Engine:
     def _stop(self, failure: Exception | None) -> None:
         """Answer everyone who still waits, and let the runner go."""
         self._failure, self._stopped = failure, True
+        self._settled.set()
         self._inbox.close(self._clock())
         self._inbox.take(self._accept, wait=False)
         if failure is None:
