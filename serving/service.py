@@ -113,6 +113,7 @@ class Service:
         plan = await self.encode(lambda: prepare_generation(self.language, request), call)
         inbox = Inbox(self._stream_behind_tokens if stream else None)
         ticket = self.engine.submit(self._job(call, plan.rows), inbox.listener)
+        inbox.on_overflow = ticket.cancel  # at once: the reader's task may be stuck in a write
         return Generation(plan, ticket, inbox)
 
     async def encode(self, work: Callable[[], T], call: Call) -> T:

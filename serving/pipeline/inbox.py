@@ -5,7 +5,7 @@ costs neither memory nor the engine's time.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from serving.errors import Overloaded
 from serving.types import Update
@@ -15,6 +15,7 @@ class Inbox:
     """One job's updates. `listener` is called on the engine thread, `take` on the loop by one task."""
 
     def __init__(self, max_behind_tokens: int | None = None) -> None:
+        self.on_overflow: Callable[[], None] | None = None  # called once, on the loop
         self._loop = asyncio.get_running_loop()
         self._max_behind = max_behind_tokens
         self._updates: list[Update] = []
@@ -46,5 +47,7 @@ class Inbox:
             if self._max_behind is not None and self._num_tokens > self._max_behind:
                 self._overflowed = True
                 self._updates.clear()
+                if self.on_overflow is not None:
+                    self.on_overflow()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
