@@ -1,0 +1,57 @@
+"""Every form of the experts' product against a float64 loop, and against dropping a token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas.grouped_matmul import grouped_mlp
+
+
+def loop64(x, experts, weights, gate, up, down):
+    x, gate, up, down = (np.asarray(a, np.float64) for a in (x, gate, up, down))
+    out = np.zeros_like(x)
+    for n, row in enumerate(x):
+        for e, w in zip(np.asarray(experts)[n], np.asarray(weights, np.float64)[n], strict=True):
+            g = gate[e] @ row
+            out[n] += w * (down[e] @ (g / (1 + np.exp(-g)) * (up[e] @ row)))
+    return out
+
+
+def case(n, num_experts, k, *, one_sided=False):
+    rng = np.random.default_rng(n * 100 + num_experts)
+    dim, width = 12, 9
+    x = rng.standard_normal((n, dim), np.float32)
+    experts = np.stack([rng.permutation(num_experts)[:k] for _ in range(n)]).astype(np.int32)
+    if one_sided:
+        experts[:] = np.arange(k)
+    stacks = [
+        rng.standard_normal(s, np.float32) for s in ((num_experts, width, dim),) * 2 + ((num_experts, dim, width),)
+    ]
+    return x, experts, rng.random((n, k), np.float32), *stacks
+
+
+@pytest.mark.parametrize("impl", ["dense", "loop", "blocks", "ragged", "auto"])
+@pytest.mark.parametrize(
+    ("n", "num_experts", "k", "one_sided"), [(1, 4, 2, False), (70, 5, 3, False), (67, 6, 2, True)]
+)
+def test_form_equals_float64_loop(impl, n, num_experts, k, one_sided):
+    args = case(n, num_experts, k, one_sided=one_sided)
+    got = jax.jit(lambda *a: grouped_mlp(*a, impl=impl))(*map(jnp.asarray, args))
+    np.testing.assert_allclose(np.asarray(got), loop64(*args), rtol=2e-4, atol=2e-4)
+
+
+def test_gradients_of_the_trainable_forms_agree():
+    args = [jnp.asarray(a) for a in case(40, 4, 2)]
+
+    def loss(gate, impl):
+        return jnp.sum(jnp.sin(grouped_mlp(*args[:3], gate, *args[4:], impl=impl)))
+
+    want = jax.grad(loss)(args[3], "dense")
+    for impl in ("loop", "blocks"):
+        np.testing.assert_allclose(jax.grad(loss)(args[3], impl), want, rtol=1e-3, atol=1e-4)
+
+
+def test_an_unknown_form_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="blocks"):
+        grouped_mlp(*map(jnp.asarray, case(1, 4, 2)), impl="fastest")

@@ -1,0 +1,73 @@
+"""`tidegate check` on the goldens: this build reproduces every published generation before V3.2."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.check import TOLERANCE, check_one, run
+from tests.model.shared import GOLDEN, VARIANTS
+
+ROOT = GOLDEN.parents[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_golden(variant):
+    result = check_one(GOLDEN / variant, None)
+    assert result.status == "ok", result.error
+    assert result.greedy_equal
+    for name, error in result.max_err.items():
+        assert error is None or error <= TOLERANCE[name]
+    assert (result.max_err["mtp_logits"] is not None) == (variant == "v3")
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "llm_7b", tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def change_expected(directory: Path, name: str) -> None:
+    arrays = dict(np.load(directory / "expected.npz"))
+    arrays[name] = arrays[name].copy()
+    arrays[name].flat[1] += 1
+    np.savez(directory / "expected.npz", **arrays)
+
+
+@pytest.mark.parametrize("name", ["logits", "logprobs", "greedy"])
+def test_a_wrong_number_is_found(llama, name):
+    change_expected(llama, name)
+    result = check_one(llama, None)
+    assert result.status == "wrong"
+    assert name in result.error
+
+
+def test_json_report_and_exit_codes(llama, capsys):
+    (llama / "model.safetensors").write_bytes(b"short")
+    assert run([GOLDEN / "v32"], as_json=True) == 3
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["status"] == "unsupported"
+    assert "deepseek_v32" in rows[0]["error"]
+    assert run([GOLDEN / "v4", llama, llama / "nowhere"], as_json=True) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in rows] == ["unsupported", "wrong", "wrong"]
+    assert set(rows[0]) == {"variant", "status", "max_err", "greedy_equal", "error"}
+    assert set(rows[0]["max_err"]) == {"logits", "logprobs", "mtp_logits"}
+
+
+def test_goldens_hold_on_a_mesh_of_eight_devices():
+    """In a process of its own: the number of devices is fixed when JAX starts."""
+    program = (
+        "import sys; from serving.cli import main; "
+        "sys.exit(main(['check', '--simulate-devices', '8', '--mesh', 'data=2,tensor=2,expert=2', *sys.argv[1:]]))"
+    )
+    directories = ["--json", *(str(GOLDEN / name) for name in ("v3", "llm_7b"))]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *directories], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [row["status"] for row in json.loads(done.stdout)] == ["ok", "ok"]

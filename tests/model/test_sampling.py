@@ -1,0 +1,74 @@
+"""Truncation against a sorted-list model, draws against the distribution, and independence of neighbours."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.sampling import Sampling, sample, truncate
+
+VOCAB = 9
+
+
+def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
+    full = lambda value, dtype: jnp.full((rows,), value, dtype)  # noqa: E731
+    seeds = jnp.stack([jnp.arange(rows, dtype=jnp.uint32) + seed, jnp.zeros((rows,), jnp.uint32)], axis=1)
+    return Sampling(full(temperature, jnp.float32), full(top_k, jnp.int32), full(top_p, jnp.float32),
+                    full(min_p, jnp.float32), seeds)  # fmt: skip
+
+
+def kept_model(logits, top_k, top_p, min_p):
+    """The tokens that survive, by walking down the sorted list."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    order = order[: top_k or len(order)]
+    weights = np.exp([logits[i] - logits[order[0]] for i in order])
+    p, mass, kept = weights / weights.sum(), 0.0, []
+    for token, prob in zip(order, p, strict=True):
+        if kept and (mass >= top_p or prob < min_p * p[0]):
+            break
+        kept.append(token)
+        mass += prob
+    return set(kept)
+
+
+truncate_jit = jax.jit(truncate)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(VOCAB)), st.integers(0, VOCAB), st.sampled_from([0.05, 0.33, 0.72, 0.951, 1.0]),
+       st.sampled_from([0.0, 0.07, 0.5, 1.0]))  # fmt: skip
+def test_truncation_equals_the_walk(order, top_k, top_p, min_p):
+    logits = np.array(order, np.float32) * 0.7
+    got = truncate_jit(jnp.asarray(logits)[None], params(1, top_k=top_k, top_p=top_p, min_p=min_p))
+    assert set(np.flatnonzero(np.isfinite(np.asarray(got)[0])).tolist()) == kept_model(logits, top_k, top_p, min_p)
+
+
+def test_draws_follow_the_distribution():
+    rows, logits = 4000, np.array([2.0, 1.0, 0.0, -1.0, 1.5], np.float32)
+    tokens = sample(jnp.broadcast_to(logits, (rows, 5)), params(rows, temperature=0.7), jnp.zeros((rows,), jnp.int32))
+    want = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum()
+    got = np.bincount(np.asarray(tokens), minlength=5) / rows
+    np.testing.assert_allclose(got, want, atol=4 * np.sqrt(0.25 / rows))
+
+
+def test_a_draw_depends_on_seed_and_position_only():
+    rng = np.random.default_rng(1)
+    logits = jnp.asarray(rng.standard_normal((6, 50), np.float32))
+    positions = jnp.arange(6, dtype=jnp.int32) * 7
+    full = params(6, temperature=1.3, seed=11)
+    together = sample(logits, full, positions)
+    order = jnp.array([4, 0, 5, 2, 1, 3])
+    shuffled = sample(logits[order], jax.tree.map(lambda a: a[order], full), positions[order])
+    np.testing.assert_array_equal(np.asarray(together)[np.asarray(order)], shuffled)
+    alone = sample(logits[3:4], jax.tree.map(lambda a: a[3:4], full), positions[3:4])
+    assert int(alone[0]) == int(together[3])
+    moved = [int(sample(logits[3:4], jax.tree.map(lambda a: a[3:4], full), jnp.array([p]))[0]) for p in range(12)]
+    assert len(set(moved)) > 3
+
+
+def test_greedy_and_nearly_greedy_rows_beside_a_warm_one():
+    logits = jnp.asarray(np.random.default_rng(2).standard_normal((3, 40), np.float32))
+    mixed = params(3)._replace(temperature=jnp.array([0.0, 1e-9, 5.0]))
+    tokens = sample(logits, mixed, jnp.zeros((3,), jnp.int32))
+    np.testing.assert_array_equal(np.asarray(tokens)[:2], np.asarray(logits.argmax(-1))[:2])
