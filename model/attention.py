@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .architecture import AttentionConfig, GqaConfig, MlaConfig
 from .cache import PageView, Pool, causal_mask, read, write
-from .config import AttentionConfig, GqaConfig, MlaConfig
 from .layers import Linear, RMSNorm
 from .rope import RopeTable, rotate
 

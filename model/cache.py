@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .config import AttentionConfig, MlaConfig, ModelConfig
+from .architecture import AttentionConfig, MlaConfig
+from .config import ModelConfig
 
 Pool = Float[Array, "pages page width"]
 

@@ -23,8 +23,9 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from .cache import init_cache
-from .checkpoint import load_hub, mesh_problems, plan
+from .checkpoint import load_hub
 from .config import ModelConfig, UnsupportedModel
+from .plan import mesh_problems, plan
 from .sampling import Sampling
 from .sharding import make_mesh, named, parse_mesh
 from .steps import DeviceState, StepInput, StepOutputs, decode_step, extend_step

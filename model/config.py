@@ -1,128 +1,32 @@
 """What a model is, as frozen data, read from the `config.json` that the hub has.
 
-A model is a tuple of layers, each with an attention kind and a feed-forward kind of its own, so that families that mix
-kinds (V3.2's indexer, V4's windows) add a dataclass here and a module beside the others, and change nothing else.
+A model is a tuple of layers, each with an attention kind and a feed-forward kind of its own (model/architecture.py).
 Invariant: a ModelConfig that exists can be built; whatever this project does not implement raises UnsupportedModel
 with one line that says what was found and what is known.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from .architecture import (
+    AttentionConfig,
+    DenseConfig,
+    FfnConfig,
+    GqaConfig,
+    LayerConfig,
+    MlaConfig,
+    MoeConfig,
+    RopeConfig,
+)
 
 Hub = Mapping[str, Any]
 
 
 class UnsupportedModel(ValueError):
     """The config.json describes something that is not implemented, or is not a config at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding. `interleaved`: pairs (0,1),(2,3),...; else channel i turns with i + dim/2."""
-
-    dim: int
-    theta: float
-    interleaved: bool
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
-    factor: float = 1.0
-    original_max_position: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    attention_factor: float | None = None
-
-    @property
-    def cos_sin_factor(self) -> float:
-        """The factor on cos and sin (YaRN, arXiv:2309.00071 section 3.4, as DeepSeek-V2 splits it)."""
-        if self.kind != "yarn":
-            return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
-        return yarn_mscale(self.factor, 1.0)
-
-
-def yarn_mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class GqaConfig:
-    """Grouped-query attention with rotary embedding on the whole head."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    qkv_bias: bool
-    o_bias: bool
-    rope: RopeConfig
-
-    @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
-
-
-@dataclass(frozen=True, slots=True)
-class MlaConfig:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434 section 2.1)."""
-
-    num_heads: int
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-    bias: bool
-    rope: RopeConfig
-
-    @property
-    def scale(self) -> float:
-        """1/sqrt(query dim), times mscale^2 when a scaled rope says so."""
-        base = float((self.nope_dim + self.rope_dim) ** -0.5)
-        if self.rope.kind == "default" or not self.rope.mscale_all_dim:
-            return base
-        return base * yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) ** 2
-
-
-@dataclass(frozen=True, slots=True)
-class DenseConfig:
-    """SwiGLU feed-forward of one width."""
-
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """Routed experts plus one shared expert (`shared_width` 0: none)."""
-
-    num_experts: int
-    top_k: int
-    width: int
-    shared_width: int
-    scoring: Literal["softmax", "sigmoid"]
-    selection: Literal["greedy", "group_limited_greedy", "noaux_tc"]
-    num_groups: int
-    topk_groups: int
-    normalise: bool
-    scale: float
-
-
-AttentionConfig = GqaConfig | MlaConfig
-FfnConfig = DenseConfig | MoeConfig
-
-
-@dataclass(frozen=True, slots=True)
-class LayerConfig:
-    attention: AttentionConfig
-    ffn: FfnConfig
 
 
 @dataclass(frozen=True, slots=True)

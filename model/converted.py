@@ -18,8 +18,9 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from .checkpoint import CheckpointError, ParamPlan, mesh_problems, plan
+from .audit import CheckpointError
 from .config import ModelConfig
+from .plan import ParamPlan, mesh_problems, plan
 from .sharding import named
 from .transformer import Transformer
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from kernels_pallas.grouped_matmul import grouped_mlp
 
-from .config import MoeConfig
+from .architecture import MoeConfig
 from .layers import StackedLinear, SwiGLU
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import NDArray
 
-from .config import RopeConfig
+from .architecture import RopeConfig
 
 
 def frequencies(rope: RopeConfig) -> NDArray[np.float64]:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from .architecture import LayerConfig, MoeConfig
 from .attention import LayerCache, make_attention
 from .cache import PageView, Pool
-from .config import LayerConfig, ModelConfig, MoeConfig
+from .config import ModelConfig
 from .layers import Embedding, Linear, RMSNorm, SwiGLU
 from .moe import MixtureOfExperts
 from .rope import RopeTable, rope_table

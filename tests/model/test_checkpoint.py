@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from model.checkpoint import CheckpointError, dequantise, load_hub, save_hub
+from model.audit import CheckpointError
+from model.checkpoint import dequantise, load_hub, save_hub
 from model.config import ModelConfig
 from model.safetensors_file import read_header
 from model.transformer import Transformer

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from model.config import DenseConfig, GqaConfig, MlaConfig, ModelConfig, MoeConfig, UnsupportedModel
+from model.architecture import DenseConfig, GqaConfig, MlaConfig, MoeConfig
+from model.config import ModelConfig, UnsupportedModel
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model import convert
-from model.checkpoint import CheckpointError
+from model.audit import CheckpointError
 from model.load import load_model
 from tests.model.shared import GOLDEN
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from model.config import MoeConfig
+from model.architecture import MoeConfig
 from model.moe import Router
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.config import RopeConfig
+from model.architecture import RopeConfig
 from model.rope import frequencies, rope_table, rotate
 
 
