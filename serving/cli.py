@@ -67,7 +67,7 @@ def _score(args: argparse.Namespace) -> int:
     directory = _directory(config.model.path)
     _simulate_devices(config.runtime.simulate_devices)
     from .backend import load_backend
-    from .offline import score_file
+    from .offline.score import score_file
 
     backend = load_backend(config, directory, compile_cache=_compile_cache(config), clock=time.monotonic)
     return score_file(Path(args.input), Path(args.out), language=backend.language, engine=backend.engine)
