@@ -25,6 +25,7 @@ from .problem import error_response
 from .routes import ENDPOINTS, Endpoint
 
 _log = logging.getLogger("tidegate.http")
+_LINGER_S = 5.0  # a client that still sends what was refused gets this long to read why
 
 
 def build_app(context: Context, version: str) -> web.Application:
@@ -94,6 +95,7 @@ async def listen(app: web.Application, *, host: str, port: int) -> AsyncIterator
             loop=loop,
             keepalive_timeout=context.config.keepalive_s,
             auto_decompress=False,  # compressed bodies are refused, and a bomb is never inflated
+            lingering_time=_LINGER_S,
             access_log=None,
         )
 

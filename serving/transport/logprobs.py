@@ -2,7 +2,7 @@
 
 A log-probability below -9999 (a token that truncation made impossible) is written as -9999.0; one that is undefined
 (the first token of a prompt) as null. A token that is no whole character is written as OpenAI writes it,
-"bytes:\\xf0\\x9f", so that two of them never share a key.
+"bytes:\\xf0\\x9f", and one that has no text at all "token_id:7", so that two of them never share a key.
 """
 
 import math
@@ -21,7 +21,10 @@ def finite(logprob: float) -> float:
     return logprob if logprob > FLOOR else FLOOR
 
 
-def token_text(raw: bytes) -> str:
+def token_text(vocabulary: Vocabulary, token_id: int) -> str:
+    raw = vocabulary.token_bytes(token_id)
+    if not raw:
+        return f"token_id:{token_id}"
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -32,7 +35,7 @@ def completion_logprobs(
     vocabulary: Vocabulary, tokens: Sequence[TokenLogprob], offsets: Sequence[int]
 ) -> CompletionLogprobs:
     """Parallel arrays of equal length; each top_logprobs holds the token itself besides the most likely ones."""
-    texts = [token_text(vocabulary.token_bytes(token.token_id)) for token in tokens]
+    texts = [token_text(vocabulary, token.token_id) for token in tokens]
     return CompletionLogprobs(
         tokens=texts,
         token_logprobs=[None if math.isnan(token.logprob) else finite(token.logprob) for token in tokens],
@@ -48,14 +51,14 @@ def chat_logprobs(vocabulary: Vocabulary, tokens: Sequence[TokenLogprob]) -> Cha
 def _top(vocabulary: Vocabulary, token: TokenLogprob, text: str) -> dict[str, float] | None:
     if math.isnan(token.logprob):
         return None
-    most_likely = {token_text(vocabulary.token_bytes(i)): finite(logprob) for i, logprob in token.top}
+    most_likely = {token_text(vocabulary, i): finite(logprob) for i, logprob in token.top}
     return {**most_likely, text: finite(token.logprob)}
 
 
 def _entry(vocabulary: Vocabulary, token: TokenLogprob) -> TokenEntry:
-    raw = vocabulary.token_bytes(token.token_id)
-    tops = []
-    for token_id, logprob in token.top:
-        top = vocabulary.token_bytes(token_id)
-        tops.append(TopLogprob(token_text(top), finite(logprob), list(top)))
-    return TokenEntry(token_text(raw), finite(token.logprob), list(raw), tops)
+    tops = [
+        TopLogprob(token_text(vocabulary, i), finite(logprob), list(vocabulary.token_bytes(i)))
+        for i, logprob in token.top
+    ]
+    raw = list(vocabulary.token_bytes(token.token_id))
+    return TokenEntry(token_text(vocabulary, token.token_id), finite(token.logprob), raw, tops)

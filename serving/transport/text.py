@@ -35,7 +35,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     )
     ids = await service.encode(lambda: _encode(service.language, item, bare=bare), call)
     vocabulary = service.language.tokenizer
-    texts = [token_text(vocabulary.token_bytes(i)) for i in ids] if body.return_token_strs else UNSET
+    texts = [token_text(vocabulary, i) for i in ids] if body.return_token_strs else UNSET
     out = TokenizeOut(len(ids), service.language.max_context, list(ids), texts)
     return web.Response(body=msgspec.json.encode(out), content_type="application/json")
 

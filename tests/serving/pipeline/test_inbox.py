@@ -42,14 +42,18 @@ def test_one_take_gives_everything_that_waits() -> None:
 
 def test_a_reader_too_far_behind_gets_an_error_and_no_memory_is_held() -> None:
     async def scenario() -> None:
-        inbox = Inbox(max_behind_tokens=3)
+        inbox, cuts = Inbox(max_behind_tokens=3), []
+        inbox.on_overflow = lambda: cuts.append(1)
         inbox.listener((Update(0, (TOKEN, TOKEN, TOKEN)),))
         await asyncio.sleep(0)
         assert len(await inbox.take()) == 1
         inbox.listener((Update(0, (TOKEN, TOKEN)),))
         inbox.listener((Update(0, (TOKEN, TOKEN)),))
         await asyncio.sleep(0)
+        inbox.listener((Update(0, (TOKEN, TOKEN)),))
+        await asyncio.sleep(0)
         assert inbox._updates == []
+        assert cuts == [1]
         for _ in range(2):
             with pytest.raises(Overloaded):
                 await inbox.take()

@@ -1,0 +1,122 @@
+"""Also cases A30 (names are no paths) and the request's id; metrics never take what a client made up."""
+
+import logging
+
+import pytest
+
+from serving.errors import ServingError
+from serving.transport import probes
+from serving.transport.routes import ENDPOINTS
+from tests.fakes_http import Served
+
+
+def test_ids_are_ours_and_the_clients_is_a_label(server: Served) -> None:
+    first = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "mine"})
+    second = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "mine"})
+    assert first.headers["x-request-id"] == second.headers["x-request-id"] == "mine"
+    assert first.headers["x-tidegate-id"] != second.headers["x-tidegate-id"]
+    assert first.json["id"] != second.json["id"]
+    assert "mine" not in first.json["id"]
+    streamed = server.post(
+        "/v1/completions", {"prompt": "a", "max_tokens": 1, "stream": True}, {"X-Request-Id": "mine"}
+    )
+    assert streamed.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("label", ["", "x" * 129, "a b", "caf\xe9"])
+def test_labels_that_are_no_plain_word_are_not_echoed(server: Served, label: str) -> None:
+    answer = server.get("/livez", **{"X-Request-Id": label})
+    assert answer.headers["x-request-id"] == answer.headers["x-tidegate-id"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "..%2f", "a\u0000b", "toy/", "TOY", " toy", "toy\n", ""]
+)
+def test_a30_only_the_served_name_is_a_model(server: Served, name: str) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/score", {"inputs": [{"text": "a"}]}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": []}),
+    ):
+        answer = server.post(path, {**body, "model": name})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/../../etc/passwd",
+        "/v1/models/..%2f..%2fetc%2fpasswd",
+        "/v1/models//etc/passwd",
+        "/v1/models/toy/",
+        "/v1/models/TOY",
+        "/v1/models/a%00b",
+        "/playground/../../etc/passwd",
+        "/../etc/passwd",
+        "/%2e%2e/etc/passwd",
+        "/metrics/../livez",
+    ],
+)
+def test_a30_paths_lead_nowhere(server: Served, path: str) -> None:
+    answer = server.get(path)
+    assert answer.status == 404
+    assert "root:" not in answer.body.decode()
+    assert answer.error["type"] == "invalid_request_error"
+
+
+def test_wrong_methods_say_which_is_right(server: Served) -> None:
+    answer = server.get("/v1/score")
+    assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert "POST" in answer.error["message"]
+    assert server.post("/livez", {}).status == 405
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/files", "/v1/moderations"])
+def test_what_is_not_there_says_so(server: Served, path: str) -> None:
+    answer = server.post(path, {"input": "a"})
+    assert (answer.status, answer.error["code"]) == (400, "unsupported")
+    assert path in answer.error["message"]
+
+
+def test_metrics_have_route_templates_only(server: Served) -> None:
+    for i in range(50):
+        server.get(f"/random/{i}")
+        server.get(f"/v1/models/m{i}")
+        server.complete("a", model=f"m{i}")
+        server.send(f"M{i}", "/livez")
+    series = [line for line in server.get("/metrics").body.decode().splitlines() if "http_requests_total{" in line]
+    routes = {line.split('route="')[1].split('"')[0] for line in series}
+    assert routes <= {endpoint.path for endpoint in ENDPOINTS} | {"unmatched", "/openapi.json"}
+    assert {line.split('method="')[1].split('"')[0] for line in series} <= {"GET", "POST", "other"}
+
+
+def test_the_access_line_has_ids_and_templates_and_no_content(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidegate.http")
+    server.complete("secret words", max_tokens=1)
+    server.get("/v1/models/secret-name?q=secret")
+    lines = [str(vars(record)) for record in caplog.records if record.name == "tidegate.http"]
+    assert any("/v1/models/{id}" in line for line in lines)
+    assert all("secret" not in line for line in lines)
+
+
+def test_what_nobody_foresaw_is_logged_once_and_told_to_no_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "ModelList", lambda *_: 1 / 0)
+    with Served() as server:
+        answer = server.get("/v1/models")
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        assert "division" not in answer.body.decode()
+        assert server.get("/livez").status == 200
+    assert [record.exc_info is not None for record in caplog.records if record.levelname == "ERROR"] == [True]
+
+
+def test_every_error_class_has_a_status_and_a_code() -> None:
+    todo, seen = [ServingError], []
+    while todo:
+        error = todo.pop()
+        todo += error.__subclasses__()
+        seen.append(error)
+    assert all(400 <= error.status < 600 and error.code and error.kind for error in seen)
