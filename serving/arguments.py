@@ -72,6 +72,7 @@ def _add_score(commands: Commands) -> None:
     )
     parser.add_argument("input", metavar="INPUT", help="rows: .csv or .jsonl")
     parser.add_argument("--out", metavar="OUT", required=True, help="where to write: .csv, .jsonl or .parquet")
+    parser.add_argument("--labels", metavar="A,B,...", help="labels instead of the template's")
     _add_model_flags(parser)
 
 

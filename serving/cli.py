@@ -70,7 +70,8 @@ def _score(args: argparse.Namespace) -> int:
     from .offline.score import score_file
 
     backend = load_backend(config, directory, compile_cache=_compile_cache(config), clock=time.monotonic)
-    return score_file(Path(args.input), Path(args.out), language=backend.language, engine=backend.engine)
+    labels = None if args.labels is None else args.labels.split(",")
+    return score_file(Path(args.input), Path(args.out), language=backend.language, engine=backend.engine, labels=labels)
 
 
 def _convert(args: argparse.Namespace) -> int:
