@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from .architecture import AttentionConfig, GqaConfig, MlaConfig
@@ -41,7 +42,7 @@ def _self_mask(length: int) -> Bool[Array, "1 t s"]:
 class GroupedQueryAttention(nnx.Module):
     """Heads share keys and values in groups (arXiv:2305.13245); multi-head when the counts are equal."""
 
-    def __init__(self, config: GqaConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, config: GqaConfig, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.config = config
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         bias = config.qkv_bias
@@ -81,7 +82,7 @@ class GroupedQueryAttention(nnx.Module):
 class MultiHeadLatentAttention(nnx.Module):
     """Keys and values from one low-rank latent a token, plus one rotary key that all heads share."""
 
-    def __init__(self, config: MlaConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, config: MlaConfig, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.config = c = config
         q_dim = c.num_heads * (c.nope_dim + c.rope_dim)
 
@@ -164,7 +165,7 @@ class MultiHeadLatentAttention(nnx.Module):
 Attention = GroupedQueryAttention | MultiHeadLatentAttention
 
 
-def make_attention(config: AttentionConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> Attention:
+def make_attention(config: AttentionConfig, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> Attention:
     if isinstance(config, MlaConfig):
         return MultiHeadLatentAttention(config, dim, rngs=rngs, dtype=dtype)
     return GroupedQueryAttention(config, dim, rngs=rngs, dtype=dtype)

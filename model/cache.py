@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from .architecture import AttentionConfig, MlaConfig
@@ -25,13 +26,13 @@ def cache_width(attention: AttentionConfig) -> int:
     return 2 * attention.num_kv_heads * attention.head_dim
 
 
-def page_bytes(config: ModelConfig, page_size: int, dtype: jnp.dtype) -> int:
+def page_bytes(config: ModelConfig, page_size: int, dtype: DTypeLike) -> int:
     """Bytes of one page over all layers."""
     width = sum(cache_width(layer.attention) for layer in config.layers)
     return width * page_size * jnp.dtype(dtype).itemsize
 
 
-def init_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[Pool, ...]:
+def init_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[Pool, ...]:
     """Zeroed pools, one a layer, [num_pages, page_size, width]."""
     return tuple(
         jnp.zeros((num_pages, page_size, cache_width(layer.attention)), dtype=dtype) for layer in config.layers

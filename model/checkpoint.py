@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 from numpy.typing import NDArray
 
 from kernels_pallas.dispatch import device_kind
@@ -31,7 +32,7 @@ SIDE_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 Progress = Callable[[int, int], None]
 
 
-def default_dtype(config: ModelConfig) -> jnp.dtype:
+def default_dtype(config: ModelConfig) -> np.dtype:
     """float32 on a CPU, whose narrow products are slow; else what the checkpoint holds, bfloat16 for fp8."""
     if device_kind() == "cpu" or config.stored_dtype == "float32":
         return jnp.dtype(jnp.float32)
@@ -66,7 +67,7 @@ def _read_param(param: ParamPlan, config: ModelConfig, tensors: Mapping[str, Ten
 def load_hub(
     directory: Path | str,
     *,
-    dtype: jnp.dtype | None = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     ignore: tuple[str, ...] = (),
     strict_mesh: bool = False,
@@ -112,7 +113,7 @@ def build(
     return model
 
 
-def save_hub(model: Transformer, hub: Mapping[str, Any], directory: Path | str, *, dtype: jnp.dtype) -> None:
+def save_hub(model: Transformer, hub: Mapping[str, Any], directory: Path | str, *, dtype: DTypeLike) -> None:
     """Write model.safetensors and config.json in hub form; the router and its bias stay float32."""
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)

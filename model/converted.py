@@ -17,6 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from .audit import CheckpointError
 from .config import ModelConfig
@@ -55,7 +56,7 @@ def write_converted(model: Transformer, directory: Path, source: str) -> None:
 
 
 def load_converted(
-    directory: Path, *, dtype: jnp.dtype | None = None, mesh: Mesh | None = None, strict_mesh: bool = False
+    directory: Path, *, dtype: DTypeLike | None = None, mesh: Mesh | None = None, strict_mesh: bool = False
 ) -> Transformer:
     """Load what write_converted wrote. `dtype` None keeps the stored one. Raises CheckpointError, UnsupportedModel."""
     config = ModelConfig.load(directory)
@@ -80,7 +81,7 @@ def load_converted(
     return model
 
 
-def _cast(array: jax.Array, param: ParamPlan, dtype: jnp.dtype | None) -> jax.Array:
+def _cast(array: jax.Array, param: ParamPlan, dtype: DTypeLike | None) -> jax.Array:
     """To the wanted dtype; what the plan keeps in float32 (the router) stays."""
     keep = dtype is None or "gate" in param.path
     return array if keep else array.astype(dtype)

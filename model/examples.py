@@ -1,6 +1,6 @@
-"""Training examples from a table's rows: prompts of equal or unequal length, packed into batches, and dropped words.
+"""Training examples from a table's rows: prompts, batches, and words dropped or shifted at random.
 
-Dropping words from a prompt at random is what keeps a small model from learning sixteen thousand rows by heart.
+Disturbed words are what keeps a small model from learning sixteen thousand rows by heart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,6 +53,33 @@ def pack(rows: Rows, labels: Sequence[Sequence[int]], end: int, width: int | Non
         row[: len(text)] = text
     prompt = np.array([len(p) for p in rows.prompts], np.int32)
     return Examples(*map(jnp.asarray, (tokens, prompt, length, rows.label)))
+
+
+def neighbours(template: Template, tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """[vocab, 2]: the tokens of the next lower and the next higher word of the same name; elsewhere the token itself.
+
+    Raises ValueError where a word is not one token.
+    """
+    table = np.repeat(np.arange(tokenizer.vocab_size, dtype=np.int32)[:, None], 2, axis=1)
+    for word in template.words:
+        ids = tokenizer.encode_batch([f" {text}" for text in word.vocabulary])
+        if any(len(i) != 1 for i in ids):
+            raise ValueError(f"words.{word.name}: a word is more than one token of this tokenizer")
+        flat = [i[0] for i in ids]
+        table[flat[1:], 0] = flat[:-1]
+        table[flat[:-1], 1] = flat[1:]
+    return table
+
+
+def shift_words(rng: np.random.Generator, rows: Rows, table: NDArray[np.int32], rate: float) -> Rows:
+    """Replace that share of the words by a neighbour (`neighbours`): edges between words become soft."""
+
+    def shift(prompt: tuple[int, ...]) -> tuple[int, ...]:
+        ids = np.asarray(prompt)
+        side = rng.integers(0, 2, len(ids))
+        return tuple(np.where(rng.random(len(ids)) < rate, table[ids, side], ids).tolist())
+
+    return Rows(tuple(map(shift, rows.prompts)), rows.label)
 
 
 def drop_words(rng: np.random.Generator, rows: Rows, rate: float) -> Rows:

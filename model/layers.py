@@ -8,6 +8,7 @@ weight, sliced, reshaped or absorbed, always asks `weight()`.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.skinny_matmul import linear
@@ -15,7 +16,7 @@ from kernels_pallas.skinny_matmul import linear
 Axes = tuple[str | None, ...]
 
 
-def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype, std: float) -> jax.Array:
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike, std: float) -> jax.Array:
     return (jax.random.normal(rngs.params(), shape, jnp.float32) * std).astype(dtype)
 
 
@@ -23,7 +24,7 @@ class Linear(nnx.Module):
     """y = x W^T (+ b), W [out, in]."""
 
     def __init__(
-        self, in_dim: int, out_dim: int, axes: Axes, *, bias: bool = False, rngs: nnx.Rngs, dtype: jnp.dtype
+        self, in_dim: int, out_dim: int, axes: Axes, *, bias: bool = False, rngs: nnx.Rngs, dtype: DTypeLike
     ) -> None:
         self.kernel = nnx.Param(_normal(rngs, (out_dim, in_dim), dtype, in_dim**-0.5), axes=axes)
         self.bias = nnx.Param(jnp.zeros((out_dim,), dtype), axes=axes[:1]) if bias else None
@@ -39,7 +40,7 @@ class Linear(nnx.Module):
 class StackedLinear(nnx.Module):
     """The same product for each expert, W [experts, out, in]."""
 
-    def __init__(self, num: int, in_dim: int, out_dim: int, axes: Axes, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, num: int, in_dim: int, out_dim: int, axes: Axes, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.kernel = nnx.Param(_normal(rngs, (num, out_dim, in_dim), dtype, in_dim**-0.5), axes=axes)
 
     def weight(self) -> Float[Array, "e out in"]:
@@ -49,7 +50,7 @@ class StackedLinear(nnx.Module):
 class Embedding(nnx.Module):
     """Token vectors [vocab, hidden]."""
 
-    def __init__(self, vocab: int, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, vocab: int, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.embedding = nnx.Param(_normal(rngs, (vocab, dim), dtype, 0.02), axes=("vocab", "embed"))
 
     def weight(self) -> Float[Array, "v d"]:
@@ -62,7 +63,7 @@ class Embedding(nnx.Module):
 class RMSNorm(nnx.Module):
     """w * x / sqrt(mean(x^2) + eps), computed in float32 (arXiv:1910.07467)."""
 
-    def __init__(self, dim: int, eps: float, *, dtype: jnp.dtype) -> None:
+    def __init__(self, dim: int, eps: float, *, dtype: DTypeLike) -> None:
         self.scale = nnx.Param(jnp.ones((dim,), dtype), axes=(None,))
         self.eps = eps
 
@@ -76,7 +77,7 @@ class RMSNorm(nnx.Module):
 class SwiGLU(nnx.Module):
     """down(silu(gate x) * up x) (arXiv:2002.05202)."""
 
-    def __init__(self, dim: int, width: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, dim: int, width: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.gate_proj = Linear(dim, width, ("ffn", "embed"), rngs=rngs, dtype=dtype)
         self.up_proj = Linear(dim, width, ("ffn", "embed"), rngs=rngs, dtype=dtype)
         self.down_proj = Linear(width, dim, ("embed", "ffn"), rngs=rngs, dtype=dtype)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from .checkpoint import Progress, load_hub
 from .converted import is_converted, load_converted
@@ -13,7 +13,7 @@ from .transformer import Transformer
 def load_model(
     directory: Path | str,
     *,
-    dtype: jnp.dtype | None = None,
+    dtype: DTypeLike | None = None,
     mesh: Mesh | None = None,
     ignore: tuple[str, ...] = (),
     strict_mesh: bool = False,

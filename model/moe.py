@@ -8,6 +8,7 @@ a rounded score flips choices. No token is dropped.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.grouped_matmul import grouped_mlp
@@ -62,7 +63,7 @@ class Router(nnx.Module):
 class Experts(nnx.Module):
     """The routed experts' weights, stacked over experts."""
 
-    def __init__(self, config: MoeConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, config: MoeConfig, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         num, width = config.num_experts, config.width
         self.gate_proj = StackedLinear(num, dim, width, ("experts", "ffn", "embed"), rngs=rngs, dtype=dtype)
         self.up_proj = StackedLinear(num, dim, width, ("experts", "ffn", "embed"), rngs=rngs, dtype=dtype)
@@ -72,7 +73,7 @@ class Experts(nnx.Module):
 class MixtureOfExperts(nnx.Module):
     """Routed experts plus the shared expert (never scaled)."""
 
-    def __init__(self, config: MoeConfig, dim: int, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, config: MoeConfig, dim: int, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.gate = Router(config, dim, rngs=rngs)
         self.experts = Experts(config, dim, rngs=rngs, dtype=dtype)
         shared = config.shared_width

@@ -6,10 +6,10 @@ The parameter tree has the hub's names, so the mapping is a renaming plus stacki
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from .config import ModelConfig
 from .sharding import unshardable
@@ -50,7 +50,7 @@ def hub_names(path: tuple[Any, ...], config: ModelConfig) -> tuple[str, ...]:
     return tuple(".".join([*prefix, *parts[:at], str(e), *parts[at:-1], leaf]) for e in range(num_experts))
 
 
-def plan(config: ModelConfig, dtype: jnp.dtype, *, moe_impl: str = "auto") -> tuple[nnx.GraphDef, list[ParamPlan]]:
+def plan(config: ModelConfig, dtype: DTypeLike, *, moe_impl: str = "auto") -> tuple[nnx.GraphDef, list[ParamPlan]]:
     """The structure of a Transformer and its parameters' sources; nothing is allocated."""
     abstract = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype, moe_impl=moe_impl))
     graph, state = nnx.split(abstract)

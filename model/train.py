@@ -43,8 +43,8 @@ class Recipe:
     weight_decay: float = 0.1  # of matrices; never of norms and biases
     clip_norm: float = 1.0
     average: float = 0.99  # decay of the running mean of the weights, which is what is kept
-    language: float = 0.1
-    mtp: float = 0.03
+    language: float = 0.02
+    mtp: float = 0.01
     auxiliary_rows: int = 64  # rows of a batch that the two losses above are taken on
 
 

@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from .architecture import LayerConfig, MoeConfig
@@ -24,7 +25,7 @@ from .rope import RopeTable, rope_table
 class DecoderLayer(nnx.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream."""
 
-    def __init__(self, config: LayerConfig, dim: int, eps: float, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, config: LayerConfig, dim: int, eps: float, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         self.input_layernorm = RMSNorm(dim, eps, dtype=dtype)
         self.self_attn = make_attention(config.attention, dim, rngs=rngs, dtype=dtype)
         self.post_attention_layernorm = RMSNorm(dim, eps, dtype=dtype)
@@ -48,14 +49,14 @@ class DecoderLayer(nnx.Module):
 class SharedHead(nnx.Module):
     """The MTP layer's own norm; its head is the model's."""
 
-    def __init__(self, dim: int, eps: float, *, dtype: jnp.dtype) -> None:
+    def __init__(self, dim: int, eps: float, *, dtype: DTypeLike) -> None:
         self.norm = RMSNorm(dim, eps, dtype=dtype)
 
 
 class MtpLayer(DecoderLayer):
     """One decoder layer over the joined embedding of the next token and the hidden state (arXiv:2412.19437, 2.2)."""
 
-    def __init__(self, config: LayerConfig, dim: int, eps: float, *, rngs: nnx.Rngs, dtype: jnp.dtype) -> None:
+    def __init__(self, config: LayerConfig, dim: int, eps: float, *, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
         super().__init__(config, dim, eps, rngs=rngs, dtype=dtype)
         self.enorm = RMSNorm(dim, eps, dtype=dtype)
         self.hnorm = RMSNorm(dim, eps, dtype=dtype)
@@ -78,7 +79,7 @@ class Transformer(nnx.Module):
     """A DeepSeek-family language model. `moe_impl` fixes the experts' form (kernels_pallas.grouped_matmul)."""
 
     def __init__(
-        self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32, moe_impl: str = "auto"
+        self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, moe_impl: str = "auto"
     ) -> None:
         self.config, self.moe_impl = config, moe_impl
         dim, eps = config.hidden_size, config.rms_norm_eps

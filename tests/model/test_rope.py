@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 
 from model.architecture import RopeConfig
 from model.rope import frequencies, rope_table, rotate
@@ -69,3 +70,9 @@ def test_pairs_of_the_two_layouts():
     quarter = (jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2)))  # turn by 90 degrees
     np.testing.assert_allclose(rotate(x, quarter, interleaved=True)[0, 0, 0], [-2, 1, -4, 3])
     np.testing.assert_allclose(rotate(x, quarter, interleaved=False)[0, 0, 0], [-3, -4, 1, 2])
+
+
+def test_shapes_are_checked_in_tests():
+    table = rope_table(RopeConfig(4, 10.0, True), jnp.zeros((1, 3), jnp.int32))
+    with pytest.raises(TypeCheckError):
+        rotate(jnp.zeros((1, 5, 1, 4)), table, interleaved=True)  # five tokens, three positions
