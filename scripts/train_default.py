@@ -13,20 +13,22 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from model.checkpoint import save_hub
 from model.config import ModelConfig
 from model.evaluate import auc, best_threshold, label_probabilities
-from model.examples import Rows, drop_words, encode_rows, label_ids, pack
+from model.examples import Rows, drop_words, encode_rows, label_ids, neighbours, pack, shift_words
 from model.load import load_model
 from model.template import Template
 from model.tokenizer import Tokenizer
@@ -53,8 +55,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-rows", type=int, default=256, help="rows a step (default %(default)s)")
     add("--learning-rate", type=float, default=2e-3, help="at the peak (default %(default)s)")
     add("--drop", type=float, default=0.2, help="share of a row's words that is dropped (default %(default)s)")
+    add("--shift", type=float, default=0.1, help="share of words replaced by a neighbour (default %(default)s)")
     add("--seed", type=int, default=0, help="of weights, order and drops (default %(default)s)")
-    add("--limit-rows", type=int, help="train on the first rows only, for a trial")
     add("--all-rows", action="store_true", help="train on the validation rows too; needs --threshold")
     add("--threshold", type=float, help="of the positive label; default: the best one on the validation rows")
     add("--report-test", action="store_true", help="score test.csv with the written weights: once, at the end")
@@ -67,13 +69,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def read_rows(path: Path, template: Template, tokenizer: Tokenizer) -> Rows:
-    with path.open(newline="") as file:
-        return encode_rows(list(csv.DictReader(file)), template, tokenizer)
+class Task(NamedTuple):
+    """What the rows say and how it is written."""
+
+    template: Template
+    tokenizer: Tokenizer
+    labels: tuple[tuple[int, ...], ...]  # tokens of each
+    end: int
+
+    def read(self, path: Path) -> Rows:
+        with path.open(newline="") as file:
+            return encode_rows(list(csv.DictReader(file)), self.template, self.tokenizer)
+
+    def scores(self, model: Transformer, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """(probability of the positive label, whether it is the right one) of each row."""
+        place = next(i for i, label in enumerate(self.template.labels) if label.positive)
+        return label_probabilities(model, rows, self.labels)[:, place], rows.label == place
 
 
-def write_texts(args: argparse.Namespace) -> tuple[Template, Tokenizer]:
-    """Template and tokenizer into the output directory."""
+def make_task(args: argparse.Namespace) -> Task:
+    """Write template and tokenizer into the output directory and read them from there."""
     args.out.mkdir(parents=True, exist_ok=True)
     if args.template.resolve() != (args.out / "template.toml").resolve():
         shutil.copyfile(args.template, args.out / "template.toml")
@@ -82,7 +97,8 @@ def write_texts(args: argparse.Namespace) -> tuple[Template, Tokenizer]:
     files = {"tokenizer": tokenizer_definition(template_words(template)), "tokenizer_config": tokenizer_config(context)}
     for name, content in files.items():
         (args.out / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", "utf-8")
-    return template, Tokenizer.load(args.out)
+    tokenizer = Tokenizer.load(args.out)
+    return Task(template, tokenizer, label_ids(template, tokenizer), tokenizer.eos_ids[0])
 
 
 def write_threshold(path: Path, threshold: float) -> None:
@@ -91,26 +107,34 @@ def write_threshold(path: Path, threshold: float) -> None:
     path.write_text(text, "utf-8")
 
 
-def batch(rows: Rows, step: int, width: int, labels: Any, end: int, args: argparse.Namespace) -> Examples:
+def batches(rows: Rows, task: Task, args: argparse.Namespace) -> Callable[[int], Examples]:
     """The batch of a step: a function of the seed and the step alone, so that a resumed run sees the same ones."""
-    epoch, place = divmod(step * args.batch_rows, len(rows) // args.batch_rows * args.batch_rows)
-    order = np.random.default_rng((args.seed, 1, epoch)).permutation(len(rows))
-    chosen = rows.take(order[place : place + args.batch_rows])
-    return pack(drop_words(np.random.default_rng((args.seed, 2, step)), chosen, args.drop), labels, end, width)
+    width = max(map(len, rows.prompts)) + max(map(len, task.labels)) + 1
+    table = neighbours(task.template, task.tokenizer)
+    per_epoch = len(rows) // args.batch_rows * args.batch_rows
+
+    def batch(step: int) -> Examples:
+        epoch, place = divmod(step * args.batch_rows, per_epoch)
+        order = np.random.default_rng((args.seed, 1, epoch)).permutation(len(rows))
+        rng = np.random.default_rng((args.seed, 2, step))
+        shifted = shift_words(rng, rows.take(order[place : place + args.batch_rows]), table, args.shift)
+        return pack(drop_words(rng, shifted, args.drop), task.labels, task.end, width)
+
+    return batch
 
 
-def train(model: Transformer, rows: Rows, labels: Any, end: int, args: argparse.Namespace) -> Transformer | None:
+def train(model: Transformer, rows: Rows, task: Task, args: argparse.Namespace) -> Transformer | None:
     """The trained model, or None after --stop-at."""
     num_steps = args.steps or round(args.epochs * (len(rows) // args.batch_rows))
     recipe = Recipe(num_steps, learning_rate=args.learning_rate, warmup_steps=min(100, num_steps // 3))
     graph, params = nnx.split(model)
-    state, step = init_state(params, recipe), make_step(graph, tuple(label[0] for label in labels), recipe)
-    width = max(map(len, rows.prompts)) + max(map(len, labels)) + 1
+    state, step = init_state(params, recipe), make_step(graph, tuple(label[0] for label in task.labels), recipe)
+    batch = batches(rows, task, args)
     settings = {k: str(v) for k, v in vars(args).items() if k not in ("stop_at", "json", "report_test")}
     with ocp.CheckpointManager(args.work.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=1)) as saved:
         state = restore(saved, state, settings)
         for done in (bar := tqdm(range(int(state.step), num_steps), initial=int(state.step), total=num_steps)):
-            state, parts = step(state, batch(rows, done, width, labels, end, args))
+            state, parts = step(state, batch(done))
             if (done + 1) % args.save_every == 0:
                 bar.set_postfix({k: f"{float(v):.4f}" for k, v in parts._asdict().items()})
                 leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(state))}
@@ -136,43 +160,40 @@ def restore(saved: ocp.CheckpointManager, state: TrainState, settings: dict[str,
     return jax.tree.unflatten(tree, [found[str(i)] for i in range(len(leaves))])
 
 
-def positive_scores(model: Transformer, rows: Rows, labels: Any, template: Template) -> Any:
-    """(probability of the positive label, whether it is the right one) for each row."""
-    place = next(i for i, label in enumerate(template.labels) if label.positive)
-    return label_probabilities(model, rows, labels)[:, place], rows.label == place
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    template, tokenizer = write_texts(args)
-    labels, (end, *_) = label_ids(template, tokenizer), tokenizer.eos_ids
-    rows = read_rows(args.data / "train.csv", template, tokenizer)
+    task = make_task(args)
+    rows = task.read(args.data / "train.csv")
     held_out = rows.take(range(len(rows) - NUM_VALIDATION, len(rows)))
     kept = rows if args.all_rows else rows.take(range(len(rows) - NUM_VALIDATION))
-    kept = kept.take(range(min(len(kept), args.limit_rows or len(kept))))
-    hub = json.loads(args.config.read_text("utf-8"))
-    hub = {**hub, "vocab_size": tokenizer.vocab_size, "bos_token_id": tokenizer.bos_id, "eos_token_id": end}
-    model = Transformer(ModelConfig.from_hub(hub), rngs=nnx.Rngs(args.seed))
-    trained = train(model, kept, labels, end, args)
+    sizes = {"vocab_size": task.tokenizer.vocab_size, "bos_token_id": task.tokenizer.bos_id, "eos_token_id": task.end}
+    hub = {**json.loads(args.config.read_text("utf-8")), **sizes}
+    trained = train(Transformer(ModelConfig.from_hub(hub), rngs=nnx.Rngs(args.seed)), kept, task, args)
     if trained is None:
         return 0
     save_hub(trained, hub, args.out, dtype=jnp.float32)
-    served = load_model(args.out)
-    result: dict[str, Any] = {"out": str(args.out), "rows": len(kept)}
-    result["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(served)))
-    scores, positive = positive_scores(served, held_out, labels, template)
-    best, accuracy = best_threshold(scores, positive)
-    if not args.all_rows:
-        result |= {"validation_auc": auc(scores, positive), "validation_accuracy": accuracy}
-    result["threshold"] = best if args.threshold is None else args.threshold
-    write_threshold(args.out / "template.toml", result["threshold"])
-    if args.report_test:
-        test = read_rows(args.data / "test.csv", template, tokenizer)
-        scores, positive = positive_scores(served, test, labels, template)
-        right = (scores >= result["threshold"]) == positive
-        result |= {"test_auc": auc(scores, positive), "test_accuracy": float(right.mean())}
+    result = report(load_model(args.out), held_out, task, args)
     print(json.dumps([result]) if args.json else "\n".join(f"{k} {v}" for k, v in result.items()))
     return int(result.get("test_auc", 1) < AUC_FLOOR or result.get("test_accuracy", 1) < ACCURACY_FLOOR)
+
+
+def report(model: Transformer, held_out: Rows, task: Task, args: argparse.Namespace) -> dict[str, Any]:
+    """Numbers of the written weights; states the threshold in the written template."""
+    result: dict[str, Any] = {"out": str(args.out)}
+    result["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    threshold = args.threshold
+    if not args.all_rows:
+        scores, positive = task.scores(model, held_out)
+        best, accuracy = best_threshold(scores, positive)
+        threshold = best if threshold is None else threshold
+        result |= {"validation_auc": auc(scores, positive), "validation_accuracy": accuracy, "best_threshold": best}
+    write_threshold(args.out / "template.toml", threshold)
+    result["threshold"] = threshold
+    if args.report_test:
+        scores, positive = task.scores(model, task.read(args.data / "test.csv"))
+        right = (scores >= threshold) == positive
+        result |= {"test_auc": auc(scores, positive), "test_accuracy": float(right.mean())}
+    return result
 
 
 if __name__ == "__main__":

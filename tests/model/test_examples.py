@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.examples import Rows, drop_words, encode_rows, label_ids
+from model.examples import Rows, drop_words, encode_rows, label_ids, neighbours, shift_words
 from model.template import Template, TemplateError
 from model.tokenizer import Tokenizer
+from model.vocabulary import tokenizer_config, tokenizer_definition
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +61,34 @@ def test_drop_words_drops_that_share() -> None:
     assert abs(sizes.mean() - 80) < 1
     assert sizes.min() > 40
     assert sizes.max() == 100
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_shift_words_moves_to_the_next_word_of_the_same_name(
+    template: Template, zoo_tokenizer: Tokenizer, seed: int, rate: float
+) -> None:
+    table = neighbours(template, zoo_tokenizer)
+    rows = encode_rows([{**dict.fromkeys(template.columns, 1), "default": 1}], template, zoo_tokenizer)
+    shifted = shift_words(np.random.default_rng(seed), rows, table, rate)
+    before, after = (zoo_tokenizer.decode(r.prompts[0][1:]).split() for r in (rows, shifted))
+    for old, new in zip(before, after, strict=True):
+        assert old.split("=")[0] == new.split("=")[0]
+        if old != "=>":
+            assert abs(int(old.split("=")[1]) - int(new.split("=")[1])) <= 1
+    if rate == 0:
+        assert before == after
+
+
+def test_neighbours_at_the_ends(template: Template, zoo_tokenizer: Tokenizer) -> None:
+    table = neighbours(template, zoo_tokenizer)
+    (lowest,), (second,) = zoo_tokenizer.encode_batch([" lim=0", " lim=1"])
+    (highest,) = zoo_tokenizer.encode(" " + template.words[0].vocabulary[-1])
+    assert table[lowest].tolist() == [lowest, second]
+    assert table[highest].tolist() == [highest - 1, highest]
+    assert table[zoo_tokenizer.bos_id].tolist() == [zoo_tokenizer.bos_id] * 2
+
+
+def test_neighbours_need_words_of_one_token(template: Template) -> None:
+    plain = Tokenizer(tokenizer_definition([]), tokenizer_config(64))
+    with pytest.raises(ValueError, match=r"words\.lim: a word is more than one token"):
+        neighbours(template, plain)
