@@ -7,11 +7,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from serving.batch import Runner
 from serving.config import ApiKey, EngineConfig, ServerConfig
 from serving.engine.engine import Engine
 from serving.engine.export import engine_readings
@@ -27,6 +28,7 @@ from tests.fakes import FakeRunner, ToyModel
 from tests.fakes_text import byte_language
 
 _WAIT_S = 30.0
+_COMPILE_S = 300.0  # a real model, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Served:
 
     model: ToyModel = field(default_factory=ToyModel)
     language: Language = field(default_factory=byte_language)
-    runner: FakeRunner | None = None
+    runner: Runner | None = None  # None: a FakeRunner over `model`
+    num_compiles: Callable[[], int] = lambda: 0
     config: ServerConfig = field(default_factory=lambda: ServerConfig(port=0, shutdown_s=0.2))
     engine_config: EngineConfig = field(default_factory=EngineConfig)
     keys: tuple[ApiKey, ...] = ()
@@ -73,7 +76,7 @@ class Served:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="served", daemon=True)
         self._thread.start()
-        assert self._up.wait(_WAIT_S), "the server did not come up"
+        assert self._up.wait(_COMPILE_S), "the server did not come up"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
@@ -94,11 +97,12 @@ class Served:
             stream_behind_tokens=self.config.stream_behind_tokens,
         )
         self.startup.loaded(self.service)
-        self.metrics.watch(lambda: engine_readings(self.engine.stats, num_compiles=0))
+        self.metrics.watch(lambda: engine_readings(self.engine.stats, num_compiles=self.num_compiles()))
         if self.start:
             self.engine.start()
-            while not self.engine.ready:
-                await asyncio.sleep(0)
+            while not self.engine.wait_ready(_WAIT_S):
+                continue
+            assert self.engine.failure is None
         async with listen(build_app(self._context(), "0"), host="127.0.0.1", port=0) as addresses:
             self.port = addresses[0][1]
             self._up.set()
