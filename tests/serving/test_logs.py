@@ -1,21 +1,13 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from serving.config import LogConfig
 from serving.logs import set_up_logging
 
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    logger = logging.getLogger("tidegate")
-    before = (logger.handlers[:], logger.propagate, logger.level)
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[1]
-    logger.setLevel(before[2])
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def test_json_lines_have_the_extra_fields_as_keys() -> None:
