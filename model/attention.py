@@ -29,7 +29,7 @@ class LayerCache(NamedTuple):
     view: PageView
 
 
-def _softmax(scores: Float[Array, "b *h t s"], mask: Bool[Array, "b t s"]) -> Float[Array, "b *h t s"]:
+def _softmax(scores: Float[Array, "b *h t s"], mask: Bool[Array, "#b t s"]) -> Float[Array, "b *h t s"]:
     """Over visible keys; every query sees at least itself, so no row is empty."""
     shape = (mask.shape[0],) + (1,) * (scores.ndim - 3) + mask.shape[1:]
     return jax.nn.softmax(jnp.where(mask.reshape(shape), scores, -jnp.inf), axis=-1)
@@ -70,7 +70,7 @@ class GroupedQueryAttention(nnx.Module):
         q: Float[Array, "b t h k"],
         k: Float[Array, "b s g k"],
         v: Float[Array, "b s g k"],
-        mask: Bool[Array, "m t s"],
+        mask: Bool[Array, "#b t s"],
     ) -> Float[Array, "b t hk"]:
         b, t, h, dim = q.shape
         grouped = q.reshape(b, t, k.shape[2], -1, dim)
@@ -132,7 +132,7 @@ class MultiHeadLatentAttention(nnx.Module):
         q_nope: Float[Array, "b t h n"],
         q_rope: Float[Array, "b t h r"],
         latent: Float[Array, "b s width"],
-        mask: Bool[Array, "m t s"],
+        mask: Bool[Array, "#b t s"],
     ) -> Float[Array, "b t hv"]:
         c = self.config
         ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
@@ -148,7 +148,7 @@ class MultiHeadLatentAttention(nnx.Module):
         q_nope: Float[Array, "b t h n"],
         q_rope: Float[Array, "b t h r"],
         latent: Float[Array, "b s width"],
-        mask: Bool[Array, "m t s"],
+        mask: Bool[Array, "#b t s"],
     ) -> Float[Array, "b t hv"]:
         c = self.config
         ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)

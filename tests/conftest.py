@@ -12,12 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import jax
 import pytest
+from jaxtyping import install_import_hook
 
-from model.tokenizer import Tokenizer
+# Shapes and types of every annotated function of model/ are checked while the tests run, and only then.
+with install_import_hook("model", "beartype.beartype"):
+    import model.check
+    import model.convert
+    import model.load
+    import model.train  # noqa: F401
+    from model.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
+
+# One compilation cache for all tests, workers and runs.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 hypothesis.settings.register_profile("tidegate", deadline=None)  # machines differ; tests assert no times
 hypothesis.settings.load_profile("tidegate")
