@@ -22,7 +22,7 @@ from kernels_pallas.dispatch import device_kind
 from .audit import SCALE_SUFFIX, CheckpointError, find_problems, open_checkpoint
 from .config import ModelConfig
 from .plan import ParamPlan, hub_names, mesh_problems, plan
-from .safetensors_file import TensorInfo, write_file
+from .safetensors_file import DTYPES, TensorInfo, aligned_empty, write_file
 from .sharding import named
 from .transformer import Transformer
 
@@ -49,10 +49,10 @@ def dequantise(weight: NDArray[Any], scale: NDArray[Any], block: tuple[int, int]
 
 
 def _read_param(param: ParamPlan, config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> NDArray[Any]:
-    """The parameter on the host, in its final dtype."""
-    if len(param.names) == 1 and tensors[param.names[0]].dtype != "F8_E4M3" and not param.stacked:
-        return tensors[param.names[0]].read().astype(param.dtype, copy=False)
-    out = np.empty(param.shape, param.dtype)
+    """The parameter on the host, in its final dtype, where a CPU device can take it over without a copy."""
+    if not param.stacked and DTYPES[tensors[param.names[0]].dtype] == param.dtype:
+        return tensors[param.names[0]].read()
+    out = aligned_empty(param.shape, param.dtype)
     for index, name in enumerate(param.names):
         target = out[index] if param.stacked else out
         scale = tensors.get(name + SCALE_SUFFIX)

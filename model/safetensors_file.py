@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_DIMS = 8
+ALIGNMENT = 64  # bytes
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -38,6 +39,14 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> NDArray[Any]:
+    """An array that a CPU device can take over without a copy: it wants its first byte at a multiple of ALIGNMENT."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where a tensor's bytes are: [begin, end) of the file."""
@@ -51,7 +60,7 @@ class TensorInfo:
 
     def read(self) -> NDArray[Any]:
         """The tensor in its stored dtype. Raises OSError where the file is shorter than it was."""
-        buffer = np.empty(self.end - self.begin, np.uint8)
+        buffer = aligned_empty((self.end - self.begin,), np.dtype(np.uint8))
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.begin)
             view, done = buffer.data, 0
