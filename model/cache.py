@@ -56,8 +56,10 @@ def write(pool: Pool, view: PageView, values: Float[Array, "b t width"]) -> Pool
     num_pages, page_size, width = pool.shape
     page = jnp.take_along_axis(view.page_table, view.positions // page_size, axis=1, mode="clip")
     where = jnp.where(view.valid, page * page_size + view.positions % page_size, 0)
-    flat = pool.reshape(num_pages * page_size, width)
-    flat = flat.at[where.reshape(-1)].set(values.reshape(-1, width).astype(pool.dtype))
+    where, rows = where.reshape(-1), values.reshape(-1, width).astype(pool.dtype)
+    if len(where) == 1:  # XLA makes a scatter of one row a select over copies of the whole pool; of two it does not
+        where, rows = jnp.pad(where, (0, 1)), jnp.pad(rows, ((0, 1), (0, 0)))
+    flat = pool.reshape(num_pages * page_size, width).at[where].set(rows)
     return flat.reshape(pool.shape)
 
 
