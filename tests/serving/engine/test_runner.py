@@ -1,5 +1,6 @@
 """The compiled steps behind the border, against the model's own full forward."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from flax import nnx
 from numpy.typing import NDArray
 
+from model.sharding import make_mesh, replicated
 from model.transformer import Transformer
 from serving.batch import Batch, Bucket, Kind
 from serving.config import EngineConfig
@@ -175,6 +177,28 @@ def test_nothing_compiles_after_warmup(driven: Driven, runner: JaxRunner) -> Non
     assert runner.num_compiles == before
     jax.jit(lambda x: x * 3)(np.ones(3))  # the counter does see what compiles
     assert runner.num_compiles > before
+
+
+def test_no_step_copies_the_cache(runner: JaxRunner) -> None:
+    """The pools are donated and written in place: a copy would cost their whole size at every step."""
+    pages, size = runner.num_pages, CONFIG.page_size
+    copied = re.compile(rf"= f32\[({pages},{size}|{pages * size}),\d+\]\S* copy\(")
+    for bucket, program in runner._programs.items():
+        assert not copied.findall(program.as_text()), bucket  # type: ignore[attr-defined]
+
+
+def test_a_mesh_of_one_device_gives_the_same(model: Transformer, driven: Driven) -> None:
+    mesh = make_mesh({})
+    buckets = [Bucket(Kind.SCORE, 4, 32, 0), Bucket(Kind.EXTEND, 1, 16, 8), Bucket(Kind.DECODE, 4, 1, 8)]
+    params = nnx.state(model)
+    placed = nnx.merge(nnx.graphdef(model), jax.device_put(params, replicated(mesh)))
+    meshed = JaxRunner(placed, CONFIG, max_context=64, mesh=mesh, buckets=buckets)
+    meshed.warmup(lambda done, total: None)
+    rows = [Prepared(prompt(9), sampling=greedy(4)), Prepared(prompt(12), targets=(5, 6))]
+    plain, on_mesh = driven.run(*rows), Driven(meshed).run(*rows)
+    assert [t.token_id for t in tokens(plain[0])] == [t.token_id for t in tokens(on_mesh[0])]
+    assert plain[1][-1].target_logprobs == pytest.approx(on_mesh[1][-1].target_logprobs, abs=1e-4)
+    meshed.close()
 
 
 def test_a_shape_that_was_not_compiled_raises(runner: JaxRunner) -> None:
