@@ -1,9 +1,31 @@
-"""The client side of `replay_cases`: requests to the server under test, and what its streams hold."""
+"""The client side of `replay_cases`: requests to the server under test, what must be refused, how streams read."""
 
 import json
 from typing import Any
 
 import aiohttp
+
+_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"nan"', b'"0.7"', b"true", b"[]")
+_FIELDS = (
+    b'"stream":"false"',
+    b'"top_k":0.01',
+    b'"n":"2"',
+    b'"stop":[1,null]',
+    b'"n":0',
+    b'"n":100000',
+    b'"stop":"\\ud800"',
+)
+_NAMES = (b"../../etc/passwd", b"/etc/passwd", b"..%2f", b"a\\u0000b")
+REFUSED = (
+    *((b'{"prompt":"a","temperature":%s}' % number, 400) for number in _NUMBERS),
+    *((b'{"prompt":"a","top_p":%s}' % number, 400) for number in _NUMBERS),
+    *((b'{"prompt":"a",%s}' % field, 400) for field in _FIELDS),
+    *((b'{"prompt":"a","model":"%s"}' % name, 404) for name in _NAMES),
+    *(
+        (form, 400)
+        for form in (b"[]", b'"x"', b"", b"[" * 100_000, b'{"prompt":"a","prompt":"b"}', b'{"prompt":"\\ud800"}')
+    ),
+)
 
 
 class Skip(Exception):

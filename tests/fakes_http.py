@@ -74,15 +74,27 @@ class Served:
         self.metrics = Metrics()
         self.startup = Startup()
         self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="served", daemon=True)
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="served", daemon=True)
         self._thread.start()
         assert self._up.wait(_COMPILE_S), "the server did not come up"
+        if self._failure is not None:
+            raise self._failure
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_WAIT_S)
         self.engine.close(0.0)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+            self._up.set()
 
     async def _serve(self) -> None:
         assert self.runner is not None
@@ -102,7 +114,8 @@ class Served:
             self.engine.start()
             while not self.engine.wait_ready(_WAIT_S):
                 continue
-            assert self.engine.failure is None
+            if self.engine.failure is not None:
+                raise self.engine.failure
         async with listen(build_app(self._context(), "0"), host="127.0.0.1", port=0) as addresses:
             self.port = addresses[0][1]
             self._up.set()

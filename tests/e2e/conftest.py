@@ -15,7 +15,8 @@ from serving.config import Config, EngineConfig, ModelSection
 from tests.fakes_http import Served
 from tests.fakes_model import TINY_V3, tiny_model
 
-ZOO = Path(__file__).resolve().parents[2] / "model" / "zoo" / "credit-mini"
+ROOT = Path(__file__).resolve().parents[2]
+ZOO = ROOT / "model" / "zoo" / "credit-mini"
 ENGINE = EngineConfig(  # few and small buckets, a row of each kind needs several
     max_context=96,
     max_slots=2,
@@ -50,8 +51,14 @@ def tiny_config() -> Config:
 
 
 @pytest.fixture(scope="session")
-def tiny_backend(tiny_directory: Path, tiny_config: Config) -> Backend:
-    return load_backend(tiny_config, tiny_directory, compile_cache=None, clock=time.monotonic)
+def programs() -> Path:
+    """Where all tests keep compiled programs: a second backend, and a second run, start fast."""
+    return ROOT / ".cache" / "jax"
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny_directory: Path, tiny_config: Config, programs: Path) -> Backend:
+    return load_backend(tiny_config, tiny_directory, compile_cache=programs, clock=time.monotonic)
 
 
 @pytest.fixture(scope="session")
