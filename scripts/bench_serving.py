@@ -94,8 +94,8 @@ def pinned(core: int, *command: str, **options: Any) -> subprocess.Popen[str]:
 @contextmanager
 def server(model: str, port: int, core: int) -> Iterator[str]:
     """A server that is ready, and is stopped at the end."""
-    command = ("serving.cli", "serve", "--model", model, "--port", str(port), "--set", "log.level=WARNING")
-    process = pinned(core, *command, stdout=subprocess.DEVNULL)
+    command = ("serving.cli", "serve", "--model", model, "--port", str(port))
+    process = pinned(core, *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
         asyncio.run(wait_ready(url, timeout_s=600))
