@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from model.messages import check_messages
 from model.reasoning import ReasoningSplit, opens_reasoning
 from model.template import TemplateError
-from model.tokenizer import Detokenizer
+from model.tokenizer import Detokenizer, Tokenizer
 from serving.pipeline.language import Language
 
 BOS, EOS, USER, ASSISTANT, THINK, UNTHINK = 256, 257, 258, 259, 260, 261
@@ -19,7 +19,9 @@ _TEXT_OF = {token: text for text, token in CONTROL.items()}
 
 
 @dataclass
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
+    """A Tokenizer without a tokenizer.json, for the real Detokenizer and reasoning to work with."""
+
     bos_id: int | None = BOS
     add_bos: bool = False
     eos_ids: tuple[int, ...] = (EOS,)
@@ -97,12 +99,12 @@ def byte_language(
     templates = {"toy": FakeTemplate()} if templates is None else templates
     new_splitter: Callable[[Sequence[int]], ReasoningSplit] | None = None
     if think:
-        new_splitter = lambda ids: ReasoningSplit(opened=opens_reasoning(ids, tokenizer))  # type: ignore[arg-type] # noqa: E731
+        new_splitter = lambda ids: ReasoningSplit(opened=opens_reasoning(ids, tokenizer))  # noqa: E731
     return Language(
         tokenizer=tokenizer,
         max_context=max_context,
         vocab_size=VOCAB_SIZE,
-        new_detokenizer=lambda: Detokenizer(tokenizer, skip_special=True),  # type: ignore[arg-type]
+        new_detokenizer=lambda: Detokenizer(tokenizer, skip_special=True),
         chat=ByteChat(think),  # type: ignore[arg-type]
         new_splitter=new_splitter,
         templates=templates,

@@ -29,6 +29,7 @@ _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 
 UNMATCHED = "unmatched"  # the route label of paths that are nobody's
 CLIENT_LEFT = 499
+_PROBES = frozenset({"/livez", "/readyz", "/metrics"})  # asked every few seconds: their lines are for debugging
 
 
 def make_middleware(open_routes: frozenset[str]) -> Middleware:
@@ -109,7 +110,8 @@ def _account(request: web.Request, status: int) -> None:
         context.metrics.disconnects.inc()
     if context.log_access:
         method = request.method if request.method.isalpha() else "?"
-        _log.info(
+        _log.log(
+            logging.DEBUG if exchange.route in _PROBES else logging.INFO,
             "%s %s %d",
             method[:16],
             exchange.route,

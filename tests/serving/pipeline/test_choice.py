@@ -17,7 +17,7 @@ EMOJI = "风控👩‍💻é"
 def make(*stops: str, logprobs: bool = False, opened: bool | None = None, offset: int = 0) -> Choice:
     return Choice(
         3,
-        detokenizer=Detokenizer(ByteTokenizer(), skip_special=True),  # type: ignore[arg-type]
+        detokenizer=Detokenizer(ByteTokenizer(), skip_special=True),
         stops=StopMatcher(stops),
         splitter=None if opened is None else ReasoningSplit(opened=opened),
         stop_token_ids=frozenset({EOS}),
