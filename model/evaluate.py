@@ -9,7 +9,6 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from .examples import Rows, pack
-from .train import label_logits
 from .transformer import Transformer
 
 
@@ -27,10 +26,13 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
     return float(above / (count * (len(positive) - count)))
 
 
-def best_threshold(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[float, float]:
+def best_threshold(
+    scores: NDArray[np.floating], positive: NDArray[np.bool_], *, slack: float = 0.0
+) -> tuple[float, float]:
     """(threshold, accuracy) with the most rows right when scores >= threshold are called positive.
 
-    The threshold lies midway between two scores; of equally good ones it is the one nearest to 0.5.
+    The threshold lies midway between two scores. Of those within `slack` of the best accuracy it is the one nearest to
+    0.5: on a few thousand rows the very best one is luck, and a calibrated scorer's is 0.5.
     """
     order = np.argsort(scores, kind="stable")
     ordered, hits = scores[order], positive[order].astype(np.int64)
@@ -38,7 +40,7 @@ def best_threshold(scores: NDArray[np.floating], positive: NDArray[np.bool_]) ->
     right = np.concatenate([[0], np.cumsum(1 - hits)]) + hits.sum() - np.concatenate([[0], np.cumsum(hits)])
     cuts = np.concatenate([[0.0], (ordered[1:] + ordered[:-1]) / 2, [1.0]])
     separates = np.concatenate([[True], ordered[1:] > ordered[:-1], ordered[-1:] < 1])
-    candidates = np.flatnonzero(separates & (right == right[separates].max()))
+    candidates = np.flatnonzero(separates & (right >= right[separates].max() - slack * len(scores)))
     chosen = candidates[np.argmin(np.abs(cuts[candidates] - 0.5))]
     return float(cuts[chosen]), float(right[chosen] / len(scores))
 
@@ -46,7 +48,12 @@ def best_threshold(scores: NDArray[np.floating], positive: NDArray[np.bool_]) ->
 def label_probabilities(
     model: Transformer, rows: Rows, labels: tuple[tuple[int, ...], ...], *, batch_rows: int = 250
 ) -> NDArray[np.float64]:
-    """[n, labels]: softmax over the labels' first tokens after each prompt. Prompts may differ in length."""
+    """[n, labels]: softmax over the labels' first tokens after each prompt. Prompts may differ in length.
+
+    For labels of one token this is what the server answers; others must differ in the first one (else ValueError).
+    """
+    if len({label[0] for label in labels}) < len(labels):
+        raise ValueError(f"labels must differ in their first token, got {labels}")
     width = max(map(len, rows.prompts))
     score = _scorer(model, tuple(label[0] for label in labels))
     parts = []
@@ -66,6 +73,9 @@ def _scorer(model: Transformer, first_tokens: tuple[int, ...]) -> Callable[[jax.
 
     @jax.jit
     def score(params: nnx.State, tokens: jax.Array, prompt: jax.Array) -> jax.Array:
-        return label_logits(nnx.merge(graph, params), tokens, prompt, wanted)
+        merged: Transformer = nnx.merge(graph, params)
+        hidden = merged.hidden(tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        last = jnp.take_along_axis(hidden, prompt[:, None, None] - 1, axis=1)[:, 0]
+        return merged.logits(last)[:, wanted]
 
     return lambda tokens, prompt: score(params, tokens, prompt)

@@ -1,10 +1,10 @@
 """One training step for a model that scores labels: its losses, the optimiser, and the state that it moves.
 
-The main loss is what scoring asks: cross-entropy between the labels right after the prompt, over the labels' first
-tokens alone. A language loss over every token keeps the row's own structure in the hidden states (and gives labels
-their mass in the whole vocabulary), and V3's multi-token-prediction loss (arXiv:2412.19437 section 2.2) trains the MTP
-layer. Both may be taken on part of a batch, since over a large vocabulary they cost as much as the rest. Fine-tuning
-and quantisation-aware training use the same step: the model is whatever `graph` merges into.
+The main loss is what scoring asks: minus the log-probability of the label's tokens right after the prompt. A language
+loss over every token keeps the row's own structure in the hidden states, and V3's multi-token-prediction loss
+(arXiv:2412.19437 section 2.2) trains the MTP layer. Both may be taken on part of a batch, since over a large vocabulary
+they cost as much as the rest. Fine-tuning and quantisation-aware training use the same step: the model is whatever
+`graph` merges into.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Examples(NamedTuple):
     tokens: Int[Array, "b t"]
     prompt: Int[Array, " b"]  # tokens of the prompt; the label's first token stands at this index
     length: Int[Array, " b"]  # tokens without padding
-    label: Int[Array, " b"]  # which label it is
+    label: Int[Array, " b"]  # which of the template's labels it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class Recipe:
     weight_decay: float = 0.1  # of matrices; never of norms and biases
     clip_norm: float = 1.0
     average: float = 0.99  # decay of the running mean of the weights, which is what is kept
-    language: float = 0.02
-    mtp: float = 0.01
+    label_width: int = 1  # tokens of the longest label
+    language: float = 0.005
+    mtp: float = 0.005
     auxiliary_rows: int = 64  # rows of a batch that the two losses above are taken on
 
 
@@ -67,19 +68,10 @@ class TrainState(NamedTuple):
 Step = Callable[[TrainState, Examples], tuple[TrainState, Losses]]
 
 
-def label_logits(
-    model: Transformer, tokens: Int[Array, "b t"], prompt: Int[Array, " b"], label_tokens: Int[Array, " l"]
-) -> Float[Array, "b l"]:
-    """Logits of each label's first token right after the prompt."""
-    hidden = _hidden(model, tokens)
-    return _after_prompt(model, hidden, prompt)[:, label_tokens]
-
-
-def losses(model: Transformer, examples: Examples, label_tokens: Int[Array, " l"], recipe: Recipe) -> Losses:
-    """Means over rows, or over real tokens. Labels must differ in their first token."""
+def losses(model: Transformer, examples: Examples, recipe: Recipe) -> Losses:
+    """`label` is a mean over rows, `language` and `mtp` over real tokens."""
     hidden = _hidden(model, examples.tokens)
-    chosen = _after_prompt(model, hidden, examples.prompt)[:, label_tokens]
-    label = optax.softmax_cross_entropy_with_integer_labels(chosen, examples.label).mean()
+    label = _label_loss(model, hidden, examples, recipe.label_width)
     rows = min(recipe.auxiliary_rows, examples.tokens.shape[0])
     language = mtp = jnp.zeros(())
     h, tokens, length = hidden[:rows], examples.tokens[:rows], examples.length[:rows]
@@ -91,13 +83,18 @@ def losses(model: Transformer, examples: Examples, label_tokens: Int[Array, " l"
     return Losses(label + recipe.language * language + recipe.mtp * mtp, label, language, mtp)
 
 
+def _label_loss(model: Transformer, hidden: Float[Array, "b t d"], examples: Examples, width: int) -> Float[Array, ""]:
+    """The label's tokens lie between the prompt and the end token, at most `width` of them."""
+    places = examples.prompt[:, None] + jnp.arange(width)  # [b, width]
+    real = places < examples.length[:, None] - 1
+    logits = model.logits(jnp.take_along_axis(hidden, places[:, :, None] - 1, axis=1, mode="clip"))
+    targets = jnp.take_along_axis(examples.tokens, places, axis=1, mode="clip")
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jnp.where(real, loss, 0).sum(1).mean()
+
+
 def _hidden(model: Transformer, tokens: Int[Array, "b t"]) -> Float[Array, "b t d"]:
     return model.hidden(tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
-
-
-def _after_prompt(model: Transformer, hidden: Float[Array, "b t d"], prompt: Int[Array, " b"]) -> Float[Array, "b v"]:
-    last = jnp.take_along_axis(hidden, prompt[:, None, None] - 1, axis=1)[:, 0]
-    return model.logits(last)
 
 
 def _real(tokens: Int[Array, "b t"], length: Int[Array, " b"], *, first: int) -> Bool[Array, "b s"]:
@@ -130,17 +127,12 @@ def init_state(params: Tree, recipe: Recipe) -> TrainState:
     return TrainState(own, average, make_optimizer(recipe).init(own), jnp.zeros((), jnp.int32))
 
 
-def make_step(graph: nnx.GraphDef, label_tokens: tuple[int, ...], recipe: Recipe) -> Step:
-    """The jitted step. It donates its state: use the one that it returns. One compilation per batch shape.
-
-    Raises ValueError where two labels start with the same token.
-    """
-    if len(set(label_tokens)) < len(label_tokens):
-        raise ValueError(f"labels must differ in their first token, got {label_tokens}")
-    optimizer, wanted = make_optimizer(recipe), jnp.asarray(label_tokens)
+def make_step(graph: nnx.GraphDef, recipe: Recipe) -> Step:
+    """The jitted step. It donates its state: use the one that it returns. One compilation per batch shape."""
+    optimizer = make_optimizer(recipe)
 
     def objective(params: Tree, examples: Examples) -> tuple[jax.Array, Losses]:
-        parts = losses(nnx.merge(graph, params), examples, wanted, recipe)
+        parts = losses(nnx.merge(graph, params), examples, recipe)
         return parts.total, parts
 
     @partial(jax.jit, donate_argnums=0)

@@ -44,3 +44,19 @@ def test_probabilities_equal_each_row_alone() -> None:
         logits = model.logits(model.hidden(jnp.asarray([prompt]), jnp.arange(len(prompt))[None]))[0, -1, [5, 6]]
         powers = np.exp(np.asarray(logits, np.float64))
         np.testing.assert_allclose(row, powers / powers.sum(), rtol=1e-5)
+
+
+def test_threshold_with_slack_is_near_a_half() -> None:
+    scores = np.linspace(0.005, 0.995, 100)
+    positive = scores > 0.3
+    positive[scores > 0.9] = True
+    assert best_threshold(scores, positive)[0] == pytest.approx(0.3, abs=0.01)
+    threshold, accuracy = best_threshold(scores, positive, slack=0.05)
+    assert threshold == pytest.approx(0.35, abs=0.011)
+    assert accuracy == pytest.approx(0.95, abs=0.011)
+
+
+def test_labels_that_start_alike_are_refused() -> None:
+    rows = Rows(((8, 9),), np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="differ in their first token"):
+        label_probabilities(tiny_model(3, vocab_size=24), rows, ((5, 6), (5, 7)))

@@ -9,13 +9,12 @@ import pytest
 from flax import nnx
 
 from model.examples import Rows, pack
-from model.train import Examples, Losses, Recipe, init_state, label_logits, losses, make_step
+from model.train import Examples, Losses, Recipe, init_state, losses, make_step
 from model.transformer import Transformer
 from tests.fakes_model import tiny_model
 
 END = 1
 LABELS = ((5,), (6, 7))
-FIRST = (5, 6)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +45,18 @@ def reference(model: Transformer, examples: Examples) -> list[tuple[float, list[
         hidden = model.hidden(jnp.asarray(tokens[None]), jnp.arange(len(tokens))[None])
         logprobs = log_softmax(model.logits(hidden))[0]
         ahead = log_softmax(model.mtp_logits(hidden[:, :-1], jnp.asarray(tokens[None, 1:])))[0]
-        chosen = log_softmax(logprobs[int(examples.prompt[i]) - 1, list(FIRST)])
+        prompt = int(examples.prompt[i])
+        label = -sum(logprobs[t - 1, tokens[t]] for t in range(prompt, len(tokens) - 1))
         language = [-logprobs[t - 1, tokens[t]] for t in range(1, len(tokens))]
         mtp = [-ahead[t - 2, tokens[t]] for t in range(2, len(tokens))]
-        out.append((-chosen[int(examples.label[i])], language, mtp))
+        out.append((label, language, mtp))
     return out
 
 
 @pytest.mark.parametrize("rows", [2, 100])
 def test_losses_equal_float64(rows: int, model: Transformer, examples: Examples, reference: Any) -> None:
-    recipe = Recipe(10, language=0.3, mtp=0.2, auxiliary_rows=rows)
-    got = losses(model, examples, jnp.asarray(FIRST), recipe)
+    recipe = Recipe(10, label_width=2, language=0.3, mtp=0.2, auxiliary_rows=rows)
+    got = losses(model, examples, recipe)
     label = np.mean([row[0] for row in reference])
     language = np.mean([loss for row in reference[:rows] for loss in row[1]])
     mtp = np.mean([loss for row in reference[:rows] for loss in row[2]])
@@ -65,17 +65,9 @@ def test_losses_equal_float64(rows: int, model: Transformer, examples: Examples,
 
 
 def test_losses_that_are_off_are_zero(model: Transformer, examples: Examples) -> None:
-    got = losses(model, examples, jnp.asarray(FIRST), Recipe(10, language=0.0, mtp=0.0))
+    got = losses(model, examples, Recipe(10, language=0.0, mtp=0.0))
     assert float(got.language) == float(got.mtp) == 0.0
     assert float(got.total) == float(got.label)
-
-
-def test_label_logits_ignore_what_follows_the_prompt(model: Transformer, examples: Examples) -> None:
-    wanted = jnp.asarray(FIRST)
-    got = label_logits(model, examples.tokens, examples.prompt, wanted)
-    beyond = jnp.arange(examples.tokens.shape[1])[None] >= examples.prompt[:, None]
-    other = label_logits(model, jnp.where(beyond, 9, examples.tokens), examples.prompt, wanted)
-    np.testing.assert_allclose(got, other, atol=1e-6)
 
 
 def test_pack_pads_with_the_end(examples: Examples) -> None:
@@ -95,9 +87,11 @@ class TestStep:
         rng = np.random.default_rng(1)
         prompts = tuple(tuple(rng.integers(8, 24, 5).tolist()) for _ in range(6))
         batch = pack(Rows(prompts, np.array([0, 1, 1, 0, 0, 1], np.int32)), LABELS, END)
-        recipe = Recipe(12, learning_rate=2e-2, warmup_steps=2, average=0.9, auxiliary_rows=2)
+        recipe = Recipe(
+            12, label_width=2, language=0.1, mtp=0.1, learning_rate=2e-2, warmup_steps=2, average=0.9, auxiliary_rows=2
+        )
         graph, params = nnx.split(tiny_model(1, vocab_size=24))
-        state, step = init_state(params, recipe), make_step(graph, FIRST, recipe)
+        state, step = init_state(params, recipe), make_step(graph, recipe)
         history, parts = [], []
         for _ in range(12):
             state, losses = step(state, batch)
@@ -132,8 +126,3 @@ class TestStep:
         before, after = run[1], run[2][-1][0]
         moved = jax.tree.map(lambda a, b: bool((np.asarray(a) != b).any()) if a.ndim >= 2 else True, before, after)
         assert all(jax.tree.leaves(moved))
-
-
-def test_labels_that_start_alike_are_refused(model: Transformer) -> None:
-    with pytest.raises(ValueError, match="differ in their first token"):
-        make_step(nnx.split(model)[0], (5, 5), Recipe(1))
