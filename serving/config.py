@@ -27,6 +27,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     score_batch_tokens: Annotated[int, Meta(ge=1, description="rows x padded length of one score batch")] = 4096
     prefill_chunk: Annotated[int, Meta(ge=1, description="tokens of one prompt per step")] = 256
     prefill_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of all prompts per step")] = 512
+    step_tokens: Annotated[
+        int, Meta(ge=0, description="what a step costs beside its tokens, in tokens: higher fills batches more")
+    ] = 64
     ageing_s: Annotated[
         float, Meta(gt=0, description="a row that has waited this much longer goes before the next higher priority")
     ] = 1.0

@@ -97,7 +97,11 @@ class ToyModel:
 def default_buckets(page_size: int, max_context: int) -> tuple[Bucket, ...]:
     """A few of each kind, up to `max_context` tokens and 64 rows."""
     pages = -(-max_context // page_size)
-    score = [Bucket(Kind.SCORE, r, t, 0) for r in (1, 4, 16, 64) for t in (32, 128, max_context)]
+    score = [
+        Bucket(Kind.SCORE, r, t, 0)
+        for r in (1, 4, 16, 64)
+        for t in sorted({t for t in (32, 128) if t < max_context} | {max_context})
+    ]
     extend = [Bucket(Kind.EXTEND, r, t, pages) for r, t in ((1, 64), (4, 64), (1, 256))]
     decode = [Bucket(Kind.DECODE, r, 1, p) for r in (1, 4, 16, 64) for p in (max(1, pages // 4), pages)]
     return tuple(score + extend + decode)

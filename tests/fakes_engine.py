@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+from serving.batch import Kind
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet
 from serving.engine.kv_pool import KvPool
@@ -32,9 +33,14 @@ class TurnedEngine:
         model: ToyModel | None = None,
         num_pages: int = 33,
         max_context: int = 64,
+        max_score_tokens: int = 64,
         **faults: object,
     ) -> None:
-        buckets = default_buckets(config.page_size, max_context)
+        buckets = [
+            b
+            for b in default_buckets(config.page_size, max_context)
+            if b.kind is not Kind.SCORE or b.tokens <= max_score_tokens
+        ]
         self.clock = FakeClock()
         self.runner = FakeRunner(
             model,

@@ -90,6 +90,10 @@ class BucketSet:
         """The different tokens a row, ascending."""
         return sorted({b.tokens for b in self._by_kind[kind]})
 
+    def row_counts(self, kind: Kind) -> list[int]:
+        """The different rows, ascending."""
+        return sorted({b.rows for b in self._by_kind[kind]})
+
     def max_tokens(self, kind: Kind) -> int:
         return max((b.tokens for b in self._by_kind[kind]), default=0)
 

@@ -1,10 +1,12 @@
 """How many rows, and how much of each, go into one step.
 
-Pure choices over buckets. Rows are taken in their order and the first always gets something, so nobody is overtaken
-inside a step and nobody starves; rows that find no room keep their places.
+Pure choices over buckets, by one rule: the most work done for the cost, which is the bucket's size plus what a step
+costs beside its tokens. So a batch that would leave its bucket mostly empty goes out in smaller, full ones. Rows are
+taken in their order and the first always gets something, so nobody is overtaken inside a step and nobody starves;
+rows that find no room keep their places.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from serving.batch import Bucket, Kind
@@ -20,32 +22,62 @@ class Packing:
     rows: tuple[Sequence, ...]
     chunks: tuple[int, ...]  # tokens of each row in this step
 
+    def rate(self, worth: int, step_tokens: int) -> float:
+        """Work for each token's time; `step_tokens` is the fixed part of a step's cost."""
+        return worth / (self.bucket.rows * self.bucket.tokens + step_tokens)
 
-def pack_score(waiting: WaitingRows, buckets: BucketSet) -> Packing:
-    """Take as many waiting rows as a bucket holds out of the queue, whole."""
+
+def pack_score(waiting: WaitingRows, buckets: BucketSet, step_tokens: int) -> Packing:
+    """Take rows out of the queue, whole: as many as the best bucket holds. A row is worth what it costs alone."""
+    rows = _longest_run(waiting, buckets)
+    counts = {len(rows), *(r for r in buckets.row_counts(Kind.SCORE) if r < len(rows))}
+    tried = [_score_of(rows[:count], buckets) for count in sorted(counts, reverse=True)]
+    worths = [_cost_alone(row, buckets) for row in rows]
+    best = max(tried, key=lambda packing: packing.rate(sum(worths[: len(packing.rows)]), step_tokens))
+    waiting.put_back(rows[len(best.rows) :])
+    return best
+
+
+def _longest_run(waiting: WaitingRows, buckets: BucketSet) -> list[Sequence]:
+    """The most rows, in order, that fit one bucket; taken out."""
     rows: list[Sequence] = []
-    longest, bucket = 0, None
+    longest = 0
     while (row := waiting.head()) is not None:
-        wider = buckets.fit(Kind.SCORE, len(rows) + 1, max(longest, row.num_prompt))
-        if wider is None:
+        longest = max(longest, row.num_prompt)
+        if buckets.fit(Kind.SCORE, len(rows) + 1, longest) is None:
             break
         rows.append(waiting.pop())
-        longest, bucket = max(longest, row.num_prompt), wider
-    assert bucket is not None, "a row that fits no bucket was queued for scoring"
-    return Packing(bucket, tuple(rows), tuple(row.num_prompt for row in rows))
+    assert rows, "a row that fits no bucket was queued for scoring"
+    return rows
 
 
-def pack_extend(prefill: Iterable[Sequence], buckets: BucketSet, max_chunk: int, page_size: int) -> Packing:
-    """The chunk length whose bucket carries the most prompt tokens in one step; the cheaper bucket where two tie."""
-    rows = list(prefill)
-    tried = [_extend_at(rows, buckets, min(size, max_chunk), page_size) for size in buckets.sizes(Kind.EXTEND)]
+def _cost_alone(row: Sequence, buckets: BucketSet) -> int:
+    bucket = buckets.fit(Kind.SCORE, 1, row.num_prompt)
+    assert bucket is not None
+    return bucket.tokens
+
+
+def _score_of(rows: Rows[Sequence], buckets: BucketSet) -> Packing:
+    lengths = tuple(row.num_prompt for row in rows)
+    bucket = buckets.fit(Kind.SCORE, len(rows), max(lengths))
+    assert bucket is not None, "fewer rows fit where more did"
+    return Packing(bucket, tuple(rows), lengths)
+
+
+def pack_extend(
+    prefill: Rows[Sequence], buckets: BucketSet, *, max_chunk: int, page_size: int, step_tokens: int
+) -> Packing:
+    """Chunks of the first prompts, of at most `max_chunk` tokens, at the best of the buckets' chunk lengths."""
+    sizes = sorted({min(size, max_chunk) for size in buckets.sizes(Kind.EXTEND)}, reverse=True)
+    counts = buckets.row_counts(Kind.EXTEND)
+    tried = [_extend_of(prefill[:count], buckets, size, page_size) for size in sizes for count in counts]
     fitting = [packing for packing in tried if packing is not None]
     assert fitting, "no extend bucket holds one chunk of the first row"
-    return max(fitting, key=lambda p: (sum(p.chunks), -p.bucket.rows * p.bucket.tokens))
+    return max(fitting, key=lambda packing: packing.rate(sum(packing.chunks), step_tokens))
 
 
-def _extend_at(prefill: list[Sequence], buckets: BucketSet, size: int, page_size: int) -> Packing | None:
-    """Chunks of at most `size` tokens."""
+def _extend_of(prefill: Rows[Sequence], buckets: BucketSet, size: int, page_size: int) -> Packing | None:
+    """As many of the rows as fit with chunks of at most `size` tokens; None where the first does not."""
     rows: list[Sequence] = []
     chunks: list[int] = []
     bucket, pages = None, 0

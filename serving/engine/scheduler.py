@@ -37,6 +37,7 @@ class Scheduler:
         self._scoring: dict[Sequence, None] = {}  # dispatched, not read yet
         self._prefill: list[Sequence] = []  # by rank
         self._decode: dict[Sequence, None] = {}  # by the time of their first token
+        self._max_score_tokens = buckets.max_tokens(Kind.SCORE)
         self._slots = Slots(config.max_slots, buckets.max_pages())
         self._deadlines = Deadlines()
         self._served = dict.fromkeys(Kind, 0)  # the number of the step in which each kind was served last
@@ -132,7 +133,7 @@ class Scheduler:
     # Scoring: one step a row
 
     def _is_score(self, row: Sequence) -> bool:
-        return row.max_new == 0 and row.num_prompt <= self._buckets.max_tokens(Kind.SCORE)
+        return row.max_new == 0 and row.num_prompt <= self._max_score_tokens
 
     def _score_ready(self, now_s: float, nothing_else: bool) -> bool:
         """Enough rows, or fewer with an urgent one, or one that has waited long, or a device without other work."""
@@ -147,7 +148,7 @@ class Scheduler:
         )
 
     def _form_score(self) -> Step:
-        packing = pack_score(self._scores, self._buckets)
+        packing = pack_score(self._scores, self._buckets, self._config.step_tokens)
         for row in packing.rows:
             row.stage = Stage.SCORING
             self._scoring[row] = None
@@ -166,7 +167,13 @@ class Scheduler:
             insort(self._prefill, row, key=self._prompts.rank)
 
     def _form_extend(self) -> Step:
-        packing = pack_extend(self._prefill, self._buckets, self._config.prefill_chunk, self._pool.page_size)
+        packing = pack_extend(
+            self._prefill,
+            self._buckets,
+            max_chunk=self._config.prefill_chunk,
+            page_size=self._pool.page_size,
+            step_tokens=self._config.step_tokens,
+        )
         step = extend_step(packing.bucket, packing.rows, packing.chunks, self._slots)
         for row, chunk in zip(packing.rows, packing.chunks, strict=True):
             row.prefilled += chunk

@@ -6,6 +6,7 @@ between them: that is the ageing bound. Push, discard and pop cost the same howe
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence as Rows
 
 from serving.types import Priority
 
@@ -46,6 +47,12 @@ class WaitingRows:
         assert row is not None, "pop from no rows"
         self.discard(row)
         return row
+
+    def put_back(self, rows: Rows[Sequence]) -> None:
+        """Undo the pops of `rows`, given in the order in which they came out."""
+        for row in reversed(rows):
+            self.push(row)
+            self._lanes[row.priority].move_to_end(row, last=False)
 
     def has_urgent(self) -> bool:
         return bool(self._lanes[Priority.URGENT])

@@ -81,8 +81,8 @@ def test_a_job_is_answered_on_the_engine_thread() -> None:
 def test_all_rows_of_a_step_come_in_one_call() -> None:
     engine = started(FakeRunner(max_slots=4))
     answers = Answers()
-    engine.submit(job(*[Prepared((1, i + 1), targets=(3,)) for i in range(8)]), answers)
-    assert len(answers.calls.get(timeout=WAIT_S)) == 8
+    engine.submit(job(*[Prepared((1, i + 1), targets=(3,)) for i in range(4)]), answers)
+    assert len(answers.calls.get(timeout=WAIT_S)) == 4
     engine.close()
 
 

@@ -109,9 +109,7 @@ def test_prompt_logprobs_are_exact_whole_and_in_chunks(length: int, chunked: boo
 
 
 def test_a_scored_row_longer_than_the_score_buckets_goes_through_chunks() -> None:
-    engine = TurnedEngine()
-    buckets = [b for b in engine.runner.buckets if b.kind is not Kind.SCORE or b.tokens <= 32]
-    engine.scheduler._buckets.__init__(buckets)  # type: ignore[misc]
+    engine = TurnedEngine(max_score_tokens=32)
     (row,) = engine.submit(Prepared(prompt(50), targets=(7,), prompt_logprobs=0))
     engine.run()
     assert set(kinds(engine)) == {Kind.EXTEND}
