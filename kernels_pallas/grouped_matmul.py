@@ -12,6 +12,7 @@ No token is ever dropped, whatever the routing. Forms:
 import jax
 import jax.numpy as jnp
 
+from .blocked import blocked_product, prefers_blocks
 from .dispatch import device_kind
 
 BLOCK = 32
@@ -19,12 +20,17 @@ LOOP_TOKENS = 32  # up to here "loop" beats "blocks" on a CPU
 DENSE_SIZE = 1 << 17  # stacks of fewer weights than this are cheapest computed whole
 
 
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [n, in], w [out, in] -> [n, out] f32."""
+    if prefers_blocks(x.shape[0], w):
+        return blocked_product(x, w)
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
 def _swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
     """x [n, d], gate and up [f, d], down [d, f] -> [n, d] f32."""
-    contract = (((1,), (1,)), ((), ()))
-    dot = jax.lax.dot_general
-    hidden = jax.nn.silu(dot(x, gate, contract)) * dot(x, up, contract)
-    return dot(hidden, down, contract, preferred_element_type=jnp.float32)
+    hidden = jax.nn.silu(_product(x, gate)) * _product(x, up)
+    return _product(hidden.astype(x.dtype), down)
 
 
 def _spread(experts: jax.Array, weights: jax.Array, num_experts: int) -> jax.Array:
