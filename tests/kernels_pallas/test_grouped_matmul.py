@@ -55,3 +55,15 @@ def test_gradients_of_the_trainable_forms_agree():
 def test_an_unknown_form_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="blocks"):
         grouped_mlp(*map(jnp.asarray, case(1, 4, 2)), impl="fastest")
+
+
+def test_large_experts_take_the_blocked_product_and_agree():
+    rng = np.random.default_rng(0)
+    n, num_experts, dim = 5, 3, 512  # 512 x 512 weights: large enough for blocks
+    x = jnp.asarray(rng.standard_normal((n, dim), np.float32))
+    experts = jnp.asarray(np.stack([rng.permutation(num_experts)[:2] for _ in range(n)]), jnp.int32)
+    weights = jnp.asarray(rng.random((n, 2), np.float32))
+    stacks = [jnp.asarray(rng.standard_normal((num_experts, dim, dim), np.float32) * 0.05) for _ in range(3)]
+    want = grouped_mlp(x, experts, weights, *stacks, impl="dense")
+    for impl in ("loop", "blocks"):
+        np.testing.assert_allclose(grouped_mlp(x, experts, weights, *stacks, impl=impl), want, rtol=1e-3, atol=1e-3)
