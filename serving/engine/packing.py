@@ -34,19 +34,22 @@ def pack_score(waiting: WaitingRows, buckets: BucketSet, step_tokens: int) -> Pa
     tried = [_score_of(rows[:count], buckets) for count in sorted(counts, reverse=True)]
     worths = [_cost_alone(row, buckets) for row in rows]
     best = max(tried, key=lambda packing: packing.rate(sum(worths[: len(packing.rows)]), step_tokens))
-    waiting.put_back(rows[len(best.rows) :])
+    for row in best.rows:
+        waiting.discard(row)
     return best
 
 
 def _longest_run(waiting: WaitingRows, buckets: BucketSet) -> list[Sequence]:
-    """The most rows, in order, that fit one bucket; taken out."""
+    """The most rows, in order, that fit one bucket."""
     rows: list[Sequence] = []
-    longest = 0
-    while (row := waiting.head()) is not None:
+    longest, bucket = 0, None
+    for row in waiting.in_order():
         longest = max(longest, row.num_prompt)
-        if buckets.fit(Kind.SCORE, len(rows) + 1, longest) is None:
-            break
-        rows.append(waiting.pop())
+        if bucket is None or len(rows) == bucket.rows or longest > bucket.tokens:
+            bucket = buckets.fit(Kind.SCORE, len(rows) + 1, longest)
+            if bucket is None:
+                break
+        rows.append(row)
     assert rows, "a row that fits no bucket was queued for scoring"
     return rows
 

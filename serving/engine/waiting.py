@@ -6,7 +6,8 @@ between them: that is the ageing bound. Push, discard and pop cost the same howe
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence as Rows
+from collections.abc import Iterator
+from heapq import merge
 
 from serving.types import Priority
 
@@ -48,11 +49,10 @@ class WaitingRows:
         self.discard(row)
         return row
 
-    def put_back(self, rows: Rows[Sequence]) -> None:
-        """Undo the pops of `rows`, given in the order in which they came out."""
-        for row in reversed(rows):
-            self.push(row)
-            self._lanes[row.priority].move_to_end(row, last=False)
+    def in_order(self) -> Iterator[Sequence]:
+        """All rows, next first, without taking any out; ends when the queue changes."""
+        lanes = [lane for lane in self._lanes.values() if lane]
+        return iter(lanes[0]) if len(lanes) == 1 else merge(*lanes, key=self.rank)
 
     def has_urgent(self) -> bool:
         return bool(self._lanes[Priority.URGENT])

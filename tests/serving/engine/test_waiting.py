@@ -28,7 +28,9 @@ def test_rows_come_out_by_arrival_plus_priority(arrivals: list[tuple[float, Prio
     assert len(waiting) == len(kept)
     assert waiting.oldest_s() == min((r.arrived_s for r in kept), default=None)
     assert waiting.has_urgent() == any(r.priority is Priority.URGENT for r in kept)
+    ordered = list(waiting.in_order())
     out = [waiting.pop() for _ in kept]
+    assert [waiting.rank(r) for r in ordered] == [waiting.rank(r) for r in out]
     assert [r.arrived_s + r.priority * ageing_s for r in out] == sorted(
         r.arrived_s + r.priority * ageing_s for r in kept
     )
