@@ -45,7 +45,6 @@ class Loop:
     def turn(self) -> None:
         """Expire rows, dispatch one step if there is one, and read the oldest if two are out or none was dispatched."""
         now_s = self._clock()
-        self._had_no_work |= self.idle
         self.emit(self._scheduler.expire(now_s))
         step = self._scheduler.next_batch(now_s, device_idle=not self._in_flight)
         if step is not None:
@@ -88,7 +87,7 @@ class Loop:
         else:
             self.emit(self._scheduler.commit(step, out))
         if not self._in_flight:
-            self._idle_since_s, self._had_no_work = self._clock(), False
+            self._idle_since_s, self._had_no_work = self._clock(), self.idle
 
     def _step_failed(self, step: Step, exc: Exception) -> None:
         _log.error("a %s step of %d rows failed", step.kind, len(step.rows), exc_info=exc)

@@ -1,0 +1,44 @@
+"""What the loop counts: steps, tokens, padding, and whose fault an idle device is."""
+
+import pytest
+
+from serving.batch import Kind
+from serving.types import Prepared
+from tests.fakes_engine import TurnedEngine, generate_row
+
+
+def test_steps_rows_tokens_and_padding_are_counted_by_kind() -> None:
+    engine = TurnedEngine()
+    engine.submit(generate_row((1, 2, 3), 4), Prepared((4, 5), targets=(1,)))
+    engine.run()
+    stats = engine.stats
+    assert (stats.steps[Kind.EXTEND], stats.steps[Kind.DECODE], stats.steps[Kind.SCORE]) == (1, 3, 1)
+    assert (stats.tokens[Kind.EXTEND], stats.tokens[Kind.DECODE], stats.tokens[Kind.SCORE]) == (3, 3, 2)
+    for batch in engine.runner.batches:
+        stats.padding[batch.bucket.kind] -= batch.bucket.rows * batch.bucket.tokens - int(batch.length.sum())
+    assert set(stats.padding.values()) == {0}
+    assert (stats.generated_tokens, stats.finished_rows) == (4, 2)
+
+
+def test_time_without_work_is_idle_and_no_stall() -> None:
+    engine = TurnedEngine()
+    engine.clock.advance(3.0)
+    for _ in range(2):
+        engine.submit(Prepared((4, 5), targets=(1,)))
+        engine.run()
+        engine.clock.advance(5.0)
+    assert engine.stats.device_idle_s == pytest.approx(3.0 + 5.0)
+    assert engine.stats.device_stall_s == 0.0
+
+
+def test_time_with_work_waiting_and_no_step_out_is_a_stall() -> None:
+    """Three rows wait below the threshold behind a long step; the host takes 2 s from its end to the next dispatch."""
+    engine = TurnedEngine()
+    engine.submit(generate_row((1, 2, 3), 1))
+    engine.loop.turn()
+    engine.submit(*[Prepared((4, i + 1), targets=(1,)) for i in range(3)])
+    engine.loop.turn()  # reads the first step; nothing was dispatched behind it
+    engine.clock.advance(2.0)
+    engine.run()
+    assert engine.stats.device_stall_s == pytest.approx(2.0)
+    assert engine.stats.device_idle_s == pytest.approx(2.0)
