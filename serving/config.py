@@ -56,7 +56,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     keepalive_s: Annotated[float, Meta(ge=0, description="an idle connection is kept this long")] = 75.0
     default_timeout_ms: Annotated[int, Meta(ge=0, description="deadline of requests without timeout_ms; 0: none")] = 0
     stream_behind_tokens: Annotated[
-        int, Meta(ge=1, description="a stream whose reader is this many tokens behind is cut")
+        int, Meta(ge=1, description="a stream whose reader is this many tokens a choice behind is cut")
     ] = 4096
     stream_stall_s: Annotated[float, Meta(gt=0, description="a stream whose reader takes nothing this long is cut")] = (
         30.0

@@ -111,7 +111,7 @@ class Service:
         """Submitted, nothing awaited of it yet. The caller must `close` it, whatever happens."""
         self._admit(call)
         plan = await self.encode(lambda: prepare_generation(self.language, request), call)
-        inbox = Inbox(self._stream_behind_tokens if stream else None)
+        inbox = Inbox(self._stream_behind_tokens * len(plan.rows) if stream else None)
         ticket = self.engine.submit(self._job(call, plan.rows), inbox.listener)
         inbox.on_overflow = ticket.cancel  # at once: the reader's task may be stuck in a write
         return Generation(plan, ticket, inbox)

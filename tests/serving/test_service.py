@@ -163,16 +163,29 @@ def test_closing_early_cancels_everything_once() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_only_a_streams_reader_can_be_too_slow(stream: bool) -> None:
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_a_stream_that_nobody_reads_is_cut_and_its_pages_are_freed_at_once(num_choices: int) -> None:
     async def scenario(world: World) -> None:
-        generation = await world.service.generate(REQUEST, stream=stream, call=world.call())
+        request = GenerationRequest(prompts=(TextInput("ab"),), num_choices=num_choices)
+        generation = await world.service.generate(request, stream=True, call=world.call())
+        for _ in range(4):  # up to the limit of 4 tokens a choice
+            world.engine.listeners[0](tuple(tokens(row, "x") for row in range(num_choices)))
+        await asyncio.sleep(0)
+        assert world.engine.tickets[0].cancelled == []
+        world.engine.listeners[0]((tokens(0, "y"),))
+        await asyncio.sleep(0)
+        assert world.engine.tickets[0].cancelled == [None]
+        with pytest.raises(Overloaded):
+            await generation.take()
+
+    run(scenario)
+
+
+def test_an_answer_that_is_gathered_may_be_any_length_behind() -> None:
+    async def scenario(world: World) -> None:
+        generation = await world.service.generate(REQUEST, stream=False, call=world.call())
         world.engine.listeners[0]((tokens(0, "12345", Finish.LENGTH),))
-        if stream:
-            with pytest.raises(Overloaded):
-                await generation.take()
-        else:
-            assert len(await generation.take()) == 1
+        assert len(await generation.take()) == 1
 
     run(scenario)
 
