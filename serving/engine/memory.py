@@ -1,10 +1,13 @@
 """How many KV pages there is room for.
 
 All slots at full context are enough; where that does not fit, a share of what the device has free. An accelerator
-says how much that is; on a CPU it is the machine's free memory, of which a server takes little unasked.
+says how much that is; on a CPU it is what the machine, or the container's limit, leaves, and a server takes little of
+it unasked.
 """
 
 import os
+import re
+from pathlib import Path
 
 import jax
 
@@ -18,8 +21,21 @@ def free_bytes(device: jax.Device) -> int:
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int((stats["bytes_limit"] - stats.get("bytes_in_use", 0)) * DEVICE_SHARE)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MAX_HOST_BYTES, int(free * HOST_SHARE))
+    return min(MAX_HOST_BYTES, int(host_bytes(Path("/")) * HOST_SHARE))
+
+
+def host_bytes(root: Path) -> int:
+    """Bytes of memory that this process could still take, as the files under `root` tell; else all that there is."""
+    try:
+        meminfo = (root / "proc/meminfo").read_text()
+        available = int(re.findall(r"MemAvailable:\s+(\d+) kB", meminfo)[0]) * 1024
+    except (OSError, IndexError):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit, used = (int((root / "sys/fs/cgroup" / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return available
+    return min(available, max(0, limit - used))
 
 
 def num_pages(*, asked: int, pages_per_row: int, max_slots: int, page_bytes: int, free: int) -> int:

@@ -1,9 +1,11 @@
 """How many pages: asked for, enough for all, or what fits."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
-from serving.engine.memory import free_bytes, num_pages
+from serving.engine.memory import free_bytes, host_bytes, num_pages
 
 
 def test_what_is_asked_for_is_taken() -> None:
@@ -27,3 +29,17 @@ def test_no_room_for_one_row_is_refused_with_the_numbers() -> None:
 
 def test_a_cpu_offers_a_share_of_its_free_memory() -> None:
     assert 0 < free_bytes(jax.devices("cpu")[0]) <= 2 << 30
+
+
+def test_host_memory_is_what_machine_and_container_leave(tmp_path: Path) -> None:
+    assert host_bytes(tmp_path) > 0  # nothing told: all that there is
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    assert host_bytes(tmp_path) == 4000 * 1024
+    cgroup = tmp_path / "sys/fs/cgroup"
+    cgroup.mkdir(parents=True)
+    (cgroup / "memory.current").write_text("1000\n")
+    (cgroup / "memory.max").write_text("max\n")
+    assert host_bytes(tmp_path) == 4000 * 1024
+    (cgroup / "memory.max").write_text("3000\n")
+    assert host_bytes(tmp_path) == 2000
