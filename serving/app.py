@@ -11,10 +11,9 @@ import time
 import uuid
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import TextIO
 
-from .backend import Backend, example_request, load_backend
+from .backend import Backend, example_request
 from .config import Config
 from .engine.export import engine_readings
 from .logs import set_up_logging
@@ -30,19 +29,21 @@ _log = logging.getLogger("tidegate")
 EXIT_OK, EXIT_FAILED = 0, 1
 
 
-def serve(config: Config, directory: Path, *, compile_cache: Path | None, out: TextIO = sys.stdout) -> int:
-    """Serve until a signal; the process's exit code. `out`: where the address and a first request are shown."""
+def serve(config: Config, name: str, load: Callable[[], Backend], *, out: TextIO = sys.stdout) -> int:
+    """Serve until a signal; the process's exit code.
+
+    name: the directory's, used where the configuration gives none. load: called in a thread once the port is open.
+    out: where the address and a first request are shown.
+    """
     set_up_logging(config.log, sys.stderr)
-    return asyncio.run(_Server(config, directory, compile_cache, out).run())
+    return asyncio.run(_Server(config, name, load, out).run())
 
 
 class _Server:
-    def __init__(self, config: Config, directory: Path, compile_cache: Path | None, out: TextIO) -> None:
+    def __init__(self, config: Config, name: str, load: Callable[[], Backend], out: TextIO) -> None:
         self._config = config
-        self._name = config.model.served_name or directory.resolve().name
-        self._load: Callable[[], Backend] = lambda: load_backend(
-            config, directory, compile_cache=compile_cache, clock=time.monotonic
-        )
+        self._name = config.model.served_name or name
+        self._load = load
         self._out = out
         self._startup = Startup()
         self._metrics = Metrics()

@@ -1,26 +1,10 @@
-"""A model directory to what serves it: the Language for its text and the Engine for its tokens.
-
-The one place that puts model and engine together; `serve` and `score` both call it, so a row meets the same parts
-online and offline.
-"""
+"""What serves one model: the Language for its text and the Engine for its tokens. Made by `loading`."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import jax.numpy as jnp
-
-from model.chat import ChatTemplate
-from model.load import load_model
-from model.reasoning import OPEN, ReasoningSplit, opens_reasoning
-from model.sharding import make_mesh, parse_mesh
-from model.template import Template
-from model.tokenizer import Detokenizer, Tokenizer
-
-from .config import Config
 from .engine.engine import Engine
-from .engine.runner import JaxRunner, use_compilation_cache
 from .pipeline.language import Language
 
 
@@ -31,59 +15,6 @@ class Backend:
     language: Language
     engine: Engine
     num_compiles: Callable[[], int]
-
-
-def load_backend(config: Config, directory: Path, *, compile_cache: Path | None, clock: Callable[[], float]) -> Backend:
-    """Read everything, weights included. compile_cache: where compiled programs are kept; None: nowhere.
-
-    Raises ValueError or OSError with a message for people.
-    """
-    if compile_cache is not None:
-        use_compilation_cache(compile_cache)
-    tokenizer = Tokenizer.load(directory)
-    chat = ChatTemplate.load(directory)
-    template = load_template(config.model.template, directory)
-    mesh = make_mesh(parse_mesh(config.model.mesh)) if config.model.mesh else None
-    dtype = None if config.model.dtype == "auto" else jnp.dtype(config.model.dtype)
-    model = load_model(directory, dtype=dtype, mesh=mesh, strict_mesh=True)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the model {model.config.vocab_size}"
-        )
-    max_context = min(config.engine.max_context, model.config.max_position)
-    runner = JaxRunner(model, config.engine, max_context=max_context, mesh=mesh)
-    engine = Engine(runner, config.engine, max_context=max_context, clock=clock)
-    language = make_language(tokenizer, chat, template, max_context=max_context, vocab_size=model.config.vocab_size)
-    return Backend(language, engine, lambda: runner.num_compiles)
-
-
-def load_template(path: str, directory: Path) -> Template | None:
-    """The template at `path`, else the one beside the model, else None."""
-    if path:
-        return Template.load(path)
-    own = directory / "template.toml"
-    return Template.load(own) if own.is_file() else None
-
-
-def make_language(
-    tokenizer: Tokenizer,
-    chat: ChatTemplate | None,
-    template: Template | None,
-    *,
-    max_context: int,
-    vocab_size: int,
-) -> Language:
-    reasons = OPEN in tokenizer.control
-    return Language(
-        tokenizer=tokenizer,
-        max_context=max_context,
-        vocab_size=vocab_size,
-        new_detokenizer=lambda: Detokenizer(tokenizer, skip_special=True),
-        chat=chat,
-        new_splitter=(lambda ids: ReasoningSplit(opened=opens_reasoning(ids, tokenizer))) if reasons else None,
-        templates={template.name: template} if template is not None else {},
-        default_template=template.name if template is not None else None,
-    )
 
 
 def example_request(language: Language) -> tuple[str, str]:

@@ -11,11 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .arguments import build_parser
 from .catalog import UnknownModel, find_model
 from .config import Config
 from .config_file import ConfigError, load_config, render_config
+
+if TYPE_CHECKING:
+    from .backend import Backend
 
 EXIT_USAGE = 2
 ZOO = Path(__file__).resolve().parent.parent / "model" / "zoo"
@@ -59,19 +63,25 @@ def _serve(args: argparse.Namespace) -> int:
     _simulate_devices(config.runtime.simulate_devices)
     from .app import serve
 
-    return serve(config, directory, compile_cache=_compile_cache(config))
+    return serve(config, directory.resolve().name, lambda: _load(config, directory))
 
 
 def _score(args: argparse.Namespace) -> int:
     config = _config(args)
     directory = _directory(config.model.path)
     _simulate_devices(config.runtime.simulate_devices)
-    from .backend import load_backend
     from .offline.score import score_file
 
-    backend = load_backend(config, directory, compile_cache=_compile_cache(config), clock=time.monotonic)
+    backend = _load(config, directory)
     labels = None if args.labels is None else args.labels.split(",")
     return score_file(Path(args.input), Path(args.out), language=backend.language, engine=backend.engine, labels=labels)
+
+
+def _load(config: Config, directory: Path) -> "Backend":
+    """Takes seconds before it reads anything: jax is imported here."""
+    from .loading import load_backend
+
+    return load_backend(config, directory, compile_cache=_compile_cache(config), clock=time.monotonic)
 
 
 def _convert(args: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ import pytest
 
 from model.checkpoint import save_hub
 from model.tokenizer import Tokenizer
-from serving.backend import Backend, load_backend
+from serving.backend import Backend
 from serving.config import Config, EngineConfig, ModelSection
+from serving.loading import load_backend
 from tests.fakes_http import Served
 from tests.fakes_model import TINY_V3, tiny_model
 

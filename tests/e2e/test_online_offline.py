@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import load_backend
 from serving.config import Config
+from serving.loading import load_backend
 from serving.offline.score import score_file
 from tests.fakes_http import Served
 

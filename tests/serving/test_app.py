@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -71,7 +70,6 @@ def fake_backend(runner: FakeRunner) -> Backend:
 
 
 def serve(
-    monkeypatch: pytest.MonkeyPatch,
     visit: Callable[[http.client.HTTPConnection], None],
     *,
     load: Callable[[], Backend] | None = None,
@@ -79,10 +77,9 @@ def serve(
     config: Config | None = None,
 ) -> tuple[int, str, FakeRunner]:
     runner, out = FakeRunner(), Lines()
-    monkeypatch.setattr(app, "load_backend", lambda *_, **__: load() if load else fake_backend(runner))
     visitor = Visitor(out, visit, num_lines)
     config = config or Config(server=ServerConfig(port=0, shutdown_s=0.2))
-    code = app.serve(config, Path("/models/toy"), compile_cache=None, out=out)
+    code = app.serve(config, "toy", load or (lambda: fake_backend(runner)), out=out)
     visitor.thread.join(30)
     if visitor.failure is not None:
         raise visitor.failure
@@ -95,7 +92,7 @@ def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
     return response.status, response.read()
 
 
-def test_it_says_where_to_look_answers_that_request_and_ends_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_where_to_look_answers_that_request_and_ends_cleanly() -> None:
     answers = []
 
     def visit(connection: http.client.HTTPConnection) -> None:
@@ -106,7 +103,7 @@ def test_it_says_where_to_look_answers_that_request_and_ends_cleanly(monkeypatch
         answers.append(json.loads(connection.getresponse().read()))
         answers.append(get(connection, "/metrics")[1].decode())
 
-    code, said, runner = serve(monkeypatch, visit)
+    code, said, runner = serve(visit)
     assert code == 0
     assert answers[0]["model"] == "toy"
     assert "tidegate_jit_compiles_total 7.0" in answers[1]
@@ -119,7 +116,7 @@ def test_it_says_where_to_look_answers_that_request_and_ends_cleanly(monkeypatch
     assert runner.closed
 
 
-def test_the_port_is_open_while_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_is_open_while_the_model_loads() -> None:
     gate, seen = threading.Event(), []
 
     def load() -> Backend:
@@ -131,26 +128,24 @@ def test_the_port_is_open_while_the_model_loads(monkeypatch: pytest.MonkeyPatch)
         seen.append(json.loads(get(connection, "/readyz")[1])["status"])
         gate.set()
 
-    code, _, _ = serve(monkeypatch, visit, load=load, num_lines=2)
+    code, _, _ = serve(visit, load=load, num_lines=2)
     assert (code, seen) == (0, [200, "loading"])
 
 
 @pytest.mark.parametrize("error", [ValueError("missing: layer 3"), OSError("no file"), RuntimeError("odd")])
-def test_a_model_that_cannot_be_loaded_ends_the_server(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_server(error: Exception) -> None:
     def load() -> Backend:
         raise error
 
     out = Lines()
-    monkeypatch.setattr(app, "load_backend", lambda *_, **__: load())
     config = Config(server=ServerConfig(port=0, shutdown_s=0.2))
-    assert app.serve(config, Path("/models/toy"), compile_cache=None, out=out) == 1
+    assert app.serve(config, "toy", load, out=out) == 1
     assert str(error) in out.getvalue().splitlines()[-1]
 
 
-def test_a_port_that_is_taken_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "load_backend", lambda *_, **__: fake_backend(FakeRunner()))
+def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         out = Lines()
         config = Config(server=ServerConfig(port=taken.getsockname()[1]))
-        assert app.serve(config, Path("/models/toy"), compile_cache=None, out=out) == 1
+        assert app.serve(config, "toy", lambda: fake_backend(FakeRunner()), out=out) == 1
         assert out.getvalue().startswith("cannot listen on 127.0.0.1:")

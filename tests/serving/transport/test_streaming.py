@@ -47,7 +47,7 @@ def test_a01_every_stream_ends_in_one_terminal_state() -> None:
         assert set(outcomes) <= {"done", "error", "refused"}
         assert "done" in outcomes
         assert "error" in outcomes
-        assert server.metric("tidegate_kv_pages_used") == 0
+        wait_for_gauge(server, "tidegate_kv_pages_used", 0)
         runner.fail_result.clear()
         runner.fail_submit.clear()
         assert check_terminal_state(server.complete("plain", max_tokens=4, stream=True)) == "done"

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from model.tokenizer import Tokenizer
-from serving.backend import example_request, load_template, make_language
+from serving.backend import example_request
+from serving.loading import load_template, make_language
 
 ZOO = Path(__file__).resolve().parents[2] / "model" / "zoo" / "credit-mini"
 
