@@ -206,7 +206,7 @@ class Scheduler:
         """The row's news; None for a chunk that is not its prompt's last."""
         row = step.rows[r]
         if step.kind is not Kind.DECODE:
-            start, length = int(step.batch.start[r]), int(step.batch.length[r])
+            start, length = step.starts[r], step.chunks[r]
             outcome.keep_prompt(row, out, r, start, length)
             if start + length < row.num_prompt:
                 return None

@@ -31,6 +31,7 @@ class Sequence:
     owner: object
     row: int
     prompt: NDArray[np.int32]  # [num_prompt]
+    num_prompt: int
     sampling: SamplingParams | None
     targets: tuple[int, ...]
     prompt_logprobs: int
@@ -45,10 +46,6 @@ class Sequence:
     planned: int = 0
     generated: int = 0
     prompt_entries: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.prompt)
 
     @property
     def num_kv(self) -> int:
@@ -73,6 +70,7 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
         owner=owner,
         row=index,
         prompt=np.array(row.token_ids, np.int32),
+        num_prompt=len(row.token_ids),
         sampling=sampling,
         targets=row.targets,
         prompt_logprobs=row.prompt_logprobs,

@@ -20,7 +20,12 @@ from .slots import Slots
 class Step:
     batch: Batch
     rows: tuple[Sequence, ...]  # row r of the batch is rows[r]
-    num_tokens: int  # valid tokens in the batch
+    starts: tuple[int, ...]  # position of each row's first token
+    chunks: tuple[int, ...]  # valid tokens of each row
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.chunks)
 
     @property
     def kind(self) -> Kind:
@@ -37,7 +42,8 @@ def score_step(bucket: Bucket, rows: tuple[Sequence, ...]) -> Step:
     fields = _neutral(bucket)
     for r, row in enumerate(rows):
         _put_prompt(fields, r, row, 0, row.num_prompt)
-    return _step(bucket, rows, fields, _wants_prompt(rows), False)
+    batch = _batch(bucket, fields, _wants_prompt(rows), False)
+    return Step(batch, rows, (0,) * len(rows), tuple(row.num_prompt for row in rows))
 
 
 def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, ...], slots: Slots) -> Step:
@@ -46,7 +52,8 @@ def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, .
     for r, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
         _put_prompt(fields, r, row, row.prefilled, chunk)
     want_top = _put_slots(fields, bucket, rows, slots)
-    return _step(bucket, rows, fields, _wants_prompt(rows), want_top)
+    batch = _batch(bucket, fields, _wants_prompt(rows), want_top)
+    return Step(batch, rows, tuple(row.prefilled for row in rows), chunks)
 
 
 def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Step:
@@ -55,7 +62,8 @@ def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Ste
     want_top = _put_slots(fields, bucket, rows, slots)
     fields["start"] = slots.position[fields["slot"]]
     fields["length"][: len(rows)] = 1
-    return _step(bucket, rows, fields, False, want_top)
+    batch = _batch(bucket, fields, False, want_top)
+    return Step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), (1,) * len(rows))
 
 
 def _neutral(b: Bucket) -> dict[str, NDArray[Any]]:
@@ -100,8 +108,5 @@ def _wants_prompt(rows: tuple[Sequence, ...]) -> bool:
     return any(row.prompt_logprobs >= 0 for row in rows)
 
 
-def _step(
-    bucket: Bucket, rows: tuple[Sequence, ...], fields: dict[str, NDArray[Any]], want_prompt: bool, want_top: bool
-) -> Step:
-    batch = Batch(bucket=bucket, want_top=np.array(want_top), want_prompt=np.array(want_prompt), **fields)
-    return Step(batch=batch, rows=rows, num_tokens=int(batch.length.sum()))
+def _batch(bucket: Bucket, fields: dict[str, NDArray[Any]], want_prompt: bool, want_top: bool) -> Batch:
+    return Batch(bucket=bucket, want_top=np.array(want_top), want_prompt=np.array(want_prompt), **fields)
