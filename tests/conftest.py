@@ -46,6 +46,14 @@ def zoo_tokenizer(zoo: Path) -> Tokenizer:
     return Tokenizer.load(zoo)
 
 
+@pytest.fixture(scope="module")
+def quick_compile() -> Iterator[None]:
+    """Without most optimisations: training steps compile in half the time, and tests run few of them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def golden_json() -> Callable[[str], Any]:
     def read(name: str) -> Any:

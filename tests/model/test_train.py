@@ -82,7 +82,7 @@ def test_pack_pads_with_the_end(examples: Examples) -> None:
 class TestStep:
     @pytest.fixture(scope="class")
     @classmethod
-    def run(cls) -> tuple[Any, Any, list[Any], list[Losses]]:
+    def run(cls, quick_compile: None) -> tuple[Any, Any, list[Any], list[Losses]]:
         """(graph, first params, every state's (params, average) on the host, losses) of 12 steps on one batch."""
         rng = np.random.default_rng(1)
         prompts = tuple(tuple(rng.integers(8, 24, 5).tolist()) for _ in range(6))

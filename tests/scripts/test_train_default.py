@@ -2,10 +2,8 @@
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 from safetensors.numpy import load_file
 
@@ -18,15 +16,7 @@ from tests.fakes_model import TINY_V3
 TRAIN = Path(__file__).parents[2] / "data" / "credit_default" / "train.csv"
 
 
-@pytest.fixture(autouse=True)
-def compile_cache(tmp_path: Path) -> Iterator[None]:
-    """The runs of a test compile the same programs: once is enough."""
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    yield
-    jax.config.update("jax_compilation_cache_dir", before[0])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 @pytest.fixture
