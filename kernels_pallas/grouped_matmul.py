@@ -9,6 +9,8 @@ No token is ever dropped, whatever the routing. Forms:
 - "ragged": sorted pairs through jax.lax.ragged_dot, for GPU and TPU.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -43,8 +45,9 @@ def grouped_mlp_reference(
     x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
 ) -> jax.Array:
     table = _spread(experts, weights, gate.shape[0])
-    hidden = jax.nn.silu(jnp.einsum("nd,efd->enf", x, gate)) * jnp.einsum("nd,efd->enf", x, up)
-    out = jnp.einsum("enf,edf->end", hidden, down, preferred_element_type=jnp.float32)
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    hidden = jax.nn.silu(product("nd,efd->enf", x, gate)) * product("nd,efd->enf", x, up)
+    out = product("enf,edf->end", hidden.astype(x.dtype), down)
     return jnp.einsum("end,ne->nd", out, table).astype(x.dtype)
 
 

@@ -29,6 +29,7 @@ from serving.config import EngineConfig
 from .buckets import derive
 from .compiles import CompileCounter
 from .memory import free_bytes, num_pages
+from .step import padding
 from .wire import pack, pack_outputs, packed_shape, unpack, unpack_outputs
 
 Leaves = list[jax.Array]
@@ -91,7 +92,10 @@ class JaxRunner:
         return self._compiles.count
 
     def warmup(self, progress: Progress) -> None:
-        """Compile every bucket, a few at a time, the largest first. What `progress` raises ends it."""
+        """Compile every bucket, a few at a time, the largest first; then run the smallest of each kind on padding.
+
+        What `progress` raises ends it, and so does a program that compiles and cannot run.
+        """
         progress(0, len(self._buckets))
         self._fresh = jax.jit(self._init_state, out_shardings=self._replicated()).lower().compile()
         self.reset()
@@ -105,6 +109,8 @@ class JaxRunner:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+        for bucket in {b.kind: b for b in order}.values():  # the last of a kind is its smallest
+            self.submit(padding(bucket)).result()
 
     def submit(self, batch: Batch) -> "JaxPending":
         """Dispatch. ValueError for a bucket that was not compiled."""

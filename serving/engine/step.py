@@ -66,6 +66,11 @@ def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Ste
     return Step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), (1,) * len(rows))
 
 
+def padding(bucket: Bucket) -> Batch:
+    """A batch of nobody's rows."""
+    return _batch(bucket, _neutral(bucket), False, False)
+
+
 def _neutral(b: Bucket) -> dict[str, NDArray[Any]]:
     return {
         "tokens": np.zeros((b.rows, b.tokens), np.int32),

@@ -41,6 +41,17 @@ def test_form_equals_float64_loop(impl, n, num_experts, k, one_sided):
     np.testing.assert_allclose(np.asarray(got), loop64(*args), rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("impl", ["dense", "loop", "blocks", "ragged"])
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_bfloat16_runs_in_every_form_and_is_close(impl, n):
+    """The dense form once lowered to a bf16 x bf16 -> f32 product that XLA's CPU refuses when it runs."""
+    x, experts, weights, *stacks = case(n, 4, 2)
+    x, *stacks = (jnp.asarray(a, jnp.bfloat16) for a in (x, *stacks))
+    got = jax.jit(lambda *a: grouped_mlp(*a, impl=impl))(x, experts, weights, *stacks)
+    want = loop64(x.astype(jnp.float32), experts, weights, *(a.astype(jnp.float32) for a in stacks))
+    np.testing.assert_allclose(np.asarray(got, np.float32), want, rtol=0.05, atol=0.3)
+
+
 def test_gradients_of_the_trainable_forms_agree():
     args = [jnp.asarray(a) for a in case(40, 4, 2)]
 
