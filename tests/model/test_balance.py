@@ -29,13 +29,20 @@ def examples() -> Examples:
     return pack(Rows(prompts, np.array([0, 1, 0], np.int32)), ((5,), (6,)), 1)
 
 
+def loads_of(model: Transformer, examples: Examples) -> list[np.ndarray]:
+    graph, params = nnx.split(model)
+    compiled = jax.jit(lambda params, rows: [load for _, load in expert_loads(nnx.merge(graph, params), rows)])
+    return [np.asarray(load) for load in compiled(params, examples)]
+
+
+@pytest.mark.usefixtures("quick_compile")
 def test_loads_count_the_real_tokens(model: Transformer, examples: Examples) -> None:
-    loads = [np.asarray(load) for _, load in expert_loads(model, examples)]
+    loads = loads_of(model, examples)
     assert len(loads) == 2  # the MoE layer's and the MTP layer's
     alone = np.zeros((2, 4))
     for i, length in enumerate(np.asarray(examples.length)):
         row = jax.tree.map(lambda x, i=i: x[i : i + 1], examples)._replace(tokens=examples.tokens[i : i + 1, :length])
-        alone += np.stack([np.asarray(load) for _, load in expert_loads(model, row)])
+        alone += np.stack(loads_of(model, row))
     np.testing.assert_array_equal(loads, alone)
     real = int(examples.length.sum())
     assert [load.sum() for load in loads] == [2 * real, 2 * (real - 3)]
