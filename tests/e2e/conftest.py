@@ -74,3 +74,16 @@ def tiny(tiny_backend: Backend) -> Iterator[Served]:
         name="tiny",
     ) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def embedded(programs: Path) -> Iterator[Served]:
+    """The embedded model as `tidegate serve` serves it."""
+    backend = load_backend(Config(), ZOO, compile_cache=programs, clock=time.monotonic)
+    with Served(
+        language=backend.language,
+        runner=backend.engine._runner,
+        num_compiles=backend.num_compiles,
+        name="credit-mini",
+    ) as served:
+        yield served
