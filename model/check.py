@@ -177,6 +177,7 @@ def _greedy(path: ServedPath, first: NDArray[Any], lengths: NDArray[Any], count:
 
 def measure(directory: Path, mesh: Mesh | None) -> Result:
     """Compare one variant. Raises what loading raises."""
+    ModelConfig.load(directory)  # an architecture that is not supported is said first
     expected = np.load(directory / "expected.npz")
     ids, lengths = expected["input_ids"], expected["lengths"]
     model = load_hub(directory, dtype=jnp.dtype(jnp.float32), mesh=mesh)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 
 from model.check import TOLERANCE, check_one, run
 from tests.model.shared import GOLDEN, VARIANTS
-
-ROOT = GOLDEN.parents[1]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -57,17 +53,3 @@ def test_json_report_and_exit_codes(llama, capsys):
     assert [row["status"] for row in rows] == ["unsupported", "wrong", "wrong"]
     assert set(rows[0]) == {"variant", "status", "max_err", "greedy_equal", "error"}
     assert set(rows[0]["max_err"]) == {"logits", "logprobs", "mtp_logits"}
-
-
-def test_goldens_hold_on_a_mesh_of_eight_devices():
-    """In a process of its own: the number of devices is fixed when JAX starts."""
-    program = (
-        "import sys; from serving.cli import main; "
-        "sys.exit(main(['check', '--simulate-devices', '8', '--mesh', 'data=2,tensor=2,expert=2', *sys.argv[1:]]))"
-    )
-    directories = ["--json", *(str(GOLDEN / name) for name in ("v3", "llm_7b"))]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *directories], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [row["status"] for row in json.loads(done.stdout)] == ["ok", "ok"]
