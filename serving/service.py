@@ -16,7 +16,7 @@ from .pipeline.inbox import Inbox
 from .pipeline.labels import LabelText
 from .pipeline.language import Language
 from .pipeline.pool import EncodePool
-from .pipeline.scoring import prepare_scores
+from .pipeline.scoring import ScorePlan, prepare_scores
 from .types import Delta, Input, Job, LatencyClass, Prepared, Priority, Score, Update, Usage
 
 T = TypeVar("T")
@@ -98,7 +98,9 @@ class Service:
     ) -> ScoreAnswer:
         """One Score per input, in order; what is wrong with one input is in its Score."""
         self._admit(call)
-        plan = await self.encode(lambda: prepare_scores(self.language, inputs, labels=labels, template=template), call)
+        plan = await self.encode(
+            lambda: prepare_scores(self.language, inputs, labels=labels, template=template), call.deadline_s
+        )
         encoded_s = self.clock()
         collected = Collected(len(plan.rows))
         if plan.rows:
@@ -110,21 +112,21 @@ class Service:
     async def generate(self, request: GenerationRequest, *, stream: bool, call: Call) -> "Generation":
         """Submitted, nothing awaited of it yet. The caller must `close` it, whatever happens."""
         self._admit(call)
-        plan = await self.encode(lambda: prepare_generation(self.language, request), call)
+        plan = await self.encode(lambda: prepare_generation(self.language, request), call.deadline_s)
         inbox = Inbox(self._stream_behind_tokens * len(plan.rows) if stream else None)
         ticket = self.engine.submit(self._job(call, plan.rows), inbox.listener)
         inbox.on_overflow = ticket.cancel  # at once: the reader's task may be stuck in a write
         return Generation(plan, ticket, inbox)
 
-    async def encode(self, work: Callable[[], T], call: Call) -> T:
+    async def encode(self, work: Callable[[], T], deadline_s: float | None = None) -> T:
         """Run pipeline work on the pool, unless the deadline has passed before or after."""
 
         def in_time() -> T:
-            self._check_deadline(call)
+            self._check_deadline(deadline_s)
             return work()
 
         result = await self._pool.run(in_time)
-        self._check_deadline(call)
+        self._check_deadline(deadline_s)
         return result
 
     def _admit(self, call: Call) -> None:
@@ -134,10 +136,10 @@ class Service:
         if not self.engine.ready:
             done, total = self.engine.progress
             raise NotReady(f"the model is warming up ({done} of {total} programs compiled)", retry_after_s=5.0)
-        self._check_deadline(call)
+        self._check_deadline(call.deadline_s)
 
-    def _check_deadline(self, call: Call) -> None:
-        if call.deadline_s is not None and self.clock() >= call.deadline_s:
+    def _check_deadline(self, deadline_s: float | None) -> None:
+        if deadline_s is not None and self.clock() >= deadline_s:
             raise DeadlineExceeded("the deadline passed before the model saw the request")
 
     def _job(self, call: Call, rows: tuple[Prepared, ...]) -> Job:

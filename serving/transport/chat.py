@@ -8,12 +8,11 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from serving.errors import BadRequest
+from serving.pipeline.generation import GenerationRequest
 from serving.pipeline.language import Vocabulary
 from serving.types import Delta, LatencyClass, Usage
 
-from .body import read_limited
-from .context import CONTEXT, EXCHANGE, check_rows, make_call
-from .decode import read_body
+from .context import CONTEXT, EXCHANGE
 from .logprobs import chat_logprobs
 from .messages import chat_input
 from .sampling import generation_request, wants_usage, with_output
@@ -29,27 +28,16 @@ from .schema.chat import (
 from .schema.common import UsageOut
 from .sse import event
 from .streaming import FINISH_REASONS, Gathered, gather, stream, usage_out
+from .wire import check_rows, json_response, make_call, read_request
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    raw = await read_limited(request, max_bytes=context.config.max_body_bytes, timeout_s=context.config.body_timeout_s)
-    body = read_body(raw, ChatIn)
-    context.check_model(body.model)
+    body = await read_request(request, ChatIn)
     include_usage = wants_usage(body.stream, body.stream_options)
     check_rows(request, body.n or 1, "n")
-    asked = generation_request(
-        body, (chat_input(body.messages),), max_tokens=_max_tokens(body), fresh_seed=context.new_seed()
-    )
-    asked = with_output(asked, logprobs=_logprobs(body), split_reasoning=True)
-    call = make_call(
-        request,
-        priority=body.priority,
-        latency_class=body.latency_class,
-        timeout_ms=body.timeout_ms,
-        profile_id=body.profile_id,
-        default_class=LatencyClass.INTERACTIVE,
-    )
+    asked = _asked(body, context.new_seed())
+    call = make_call(request, body, LatencyClass.INTERACTIVE)
     service = context.startup.service()
     generation = await service.generate(asked, stream=bool(body.stream), call=call)
     writer = _Writer(
@@ -63,9 +51,13 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     if body.stream:
         return await stream(request, generation, writer)
     gathered = await gather(request, generation)
-    return web.Response(
-        body=msgspec.json.encode(writer.whole(gathered, generation.usage)), content_type="application/json"
-    )
+    return json_response(writer.whole(gathered, generation.usage))
+
+
+def _asked(body: ChatIn, fresh_seed: int) -> GenerationRequest:
+    prompts = (chat_input(body.messages),)
+    asked = generation_request(body, prompts, max_tokens=_max_tokens(body), fresh_seed=fresh_seed)
+    return with_output(asked, logprobs=_logprobs(body), split_reasoning=True)
 
 
 def _max_tokens(body: ChatIn) -> int | None:

@@ -8,41 +8,29 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from serving.errors import BadRequest
+from serving.pipeline.generation import GenerationRequest
 from serving.pipeline.language import Vocabulary
 from serving.types import Delta, Input, LatencyClass, TextInput, TokenInput, Usage
 
-from .body import read_limited
-from .context import CONTEXT, EXCHANGE, check_rows, make_call
-from .decode import read_body
+from .context import CONTEXT, EXCHANGE
 from .logprobs import completion_logprobs
 from .sampling import generation_request, wants_usage, with_output
 from .schema.common import UsageOut
 from .schema.completions import CompletionChoice, CompletionIn, CompletionOut
 from .sse import event
 from .streaming import FINISH_REASONS, Gathered, gather, stream, usage_out
+from .wire import check_rows, json_response, make_call, read_request
 
 _DEFAULT_MAX_TOKENS = 16  # as in OpenAI's interface
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    raw = await read_limited(request, max_bytes=context.config.max_body_bytes, timeout_s=context.config.body_timeout_s)
-    body = read_body(raw, CompletionIn)
-    context.check_model(body.model)
+    body = await read_request(request, CompletionIn)
     include_usage = wants_usage(body.stream, body.stream_options)
-    prompts = read_prompts(body.prompt)
-    check_rows(request, len(prompts) * (body.n or 1), "n")
-    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    asked = generation_request(body, prompts, max_tokens=max_tokens, fresh_seed=context.new_seed())
-    asked = with_output(asked, logprobs=-1 if body.logprobs is None else body.logprobs, echo=bool(body.echo))
-    call = make_call(
-        request,
-        priority=body.priority,
-        latency_class=body.latency_class,
-        timeout_ms=body.timeout_ms,
-        profile_id=body.profile_id,
-        default_class=LatencyClass.INTERACTIVE,
-    )
+    asked = _asked(body, context.new_seed())
+    check_rows(request, len(asked.prompts) * asked.num_choices, "n")
+    call = make_call(request, body, LatencyClass.INTERACTIVE)
     service = context.startup.service()
     generation = await service.generate(asked, stream=bool(body.stream), call=call)
     writer = _Writer(
@@ -55,9 +43,13 @@ async def completions(request: web.Request) -> web.StreamResponse:
     if body.stream:
         return await stream(request, generation, writer)
     gathered = await gather(request, generation)
-    return web.Response(
-        body=msgspec.json.encode(writer.whole(gathered, generation.usage)), content_type="application/json"
-    )
+    return json_response(writer.whole(gathered, generation.usage))
+
+
+def _asked(body: CompletionIn, fresh_seed: int) -> GenerationRequest:
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    asked = generation_request(body, read_prompts(body.prompt), max_tokens=max_tokens, fresh_seed=fresh_seed)
+    return with_output(asked, logprobs=-1 if body.logprobs is None else body.logprobs, echo=bool(body.echo))
 
 
 def read_prompts(prompt: str | list[str | int | list[int]]) -> tuple[Input, ...]:

@@ -1,17 +1,14 @@
 """What every handler needs: the server's parts under one application key, and one request's facts under another."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from serving.config import ServerConfig
-from serving.errors import BadRequest, ModelNotFound
+from serving.errors import ModelNotFound
 from serving.metrics import Metrics
-from serving.service import Call
 from serving.startup import Startup
-from serving.types import LatencyClass, Priority
 
 from .auth import Authenticator
 
@@ -57,33 +54,3 @@ class Exchange:
 
 CONTEXT = web.AppKey("context", Context)
 EXCHANGE = web.RequestKey("exchange", Exchange)
-
-
-def make_call(
-    request: web.Request,
-    *,
-    priority: str | None,
-    latency_class: str | None,
-    timeout_ms: int | None,
-    profile_id: str | None,
-    default_class: LatencyClass,
-) -> Call:
-    """The routing fields of a body as the service takes them."""
-    context, exchange = request.app[CONTEXT], request[EXCHANGE]
-    limit_ms = timeout_ms if timeout_ms is not None else context.config.default_timeout_ms or math.inf
-    return Call(
-        id=exchange.id,
-        tenant=exchange.tenant,
-        arrived_s=exchange.arrived_s,
-        deadline_s=exchange.arrived_s + limit_ms / 1000 if math.isfinite(limit_ms) else None,
-        priority=Priority[priority.upper()] if priority is not None else Priority.NORMAL,
-        latency_class=LatencyClass(latency_class) if latency_class is not None else default_class,
-        profile_id=profile_id,
-    )
-
-
-def check_rows(request: web.Request, num_rows: int, param: str) -> None:
-    """Raises BadRequest when one request asks for more rows than it may."""
-    most = request.app[CONTEXT].config.max_rows
-    if num_rows > most:
-        raise BadRequest(f"{param}: {num_rows} rows in one request; the most is {most}", param=param)

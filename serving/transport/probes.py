@@ -10,6 +10,7 @@ from serving.startup import Phase
 
 from .context import CONTEXT, Context
 from .schema.text import Health, ModelList, ModelOut
+from .wire import json_response
 
 
 async def livez(request: web.Request) -> web.StreamResponse:
@@ -32,14 +33,14 @@ async def metrics(request: web.Request) -> web.StreamResponse:
 
 async def models(request: web.Request) -> web.StreamResponse:
     out = ModelList("list", [_model(request.app[CONTEXT])])
-    return web.Response(body=msgspec.json.encode(out), content_type="application/json")
+    return json_response(out)
 
 
 async def model(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     if request.match_info["id"] != context.model_name:
         raise ModelNotFound(f"this server serves {context.model_name!r} and no other model")
-    return web.Response(body=msgspec.json.encode(_model(context)), content_type="application/json")
+    return json_response(_model(context))
 
 
 def _model(context: Context) -> ModelOut:

@@ -1,6 +1,5 @@
 """POST /v1/score: rows in, labels with probabilities out. A malformed row fails alone, by index."""
 
-import msgspec
 from aiohttp import web
 
 from serving.errors import BadRequest, ServingError
@@ -8,30 +7,21 @@ from serving.pipeline.labels import LabelText
 from serving.service import ScoreAnswer, Timing
 from serving.types import FeatureInput, Input, LatencyClass, Score, TextInput, TokenInput
 
-from .body import read_limited
-from .context import CONTEXT, EXCHANGE, check_rows, make_call
-from .decode import convert, read_body
+from .context import CONTEXT, EXCHANGE
+from .decode import convert
 from .messages import chat_input
 from .problem import error_out
 from .schema.chat import Message
 from .schema.score import LabelIn, ScoreIn, ScoreInput, ScoreOut, ScoreResult, TimingOut
 from .streaming import usage_out
+from .wire import check_rows, json_response, make_call, read_request
 
 
 async def score(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    raw = await read_limited(request, max_bytes=context.config.max_body_bytes, timeout_s=context.config.body_timeout_s)
-    body = read_body(raw, ScoreIn)
-    context.check_model(body.model)
+    body = await read_request(request, ScoreIn)
     check_rows(request, len(body.inputs), "inputs")
-    call = make_call(
-        request,
-        priority=body.priority,
-        latency_class=body.latency_class,
-        timeout_ms=body.timeout_ms,
-        profile_id=body.profile_id,
-        default_class=LatencyClass.SCORE,
-    )
+    call = make_call(request, body, LatencyClass.SCORE)
     answer = await context.startup.service().score(
         [read_input(item, f"inputs[{i}]") for i, item in enumerate(body.inputs)],
         labels=_labels(body.labels),
@@ -48,7 +38,7 @@ async def score(request: web.Request) -> web.StreamResponse:
         usage=usage_out(answer.usage),
         timing=_timing(answer.timing),
     )
-    return web.Response(body=msgspec.json.encode(out), content_type="application/json")
+    return json_response(out)
 
 
 def read_input(item: object, path: str) -> Input | ServingError:

@@ -1,55 +1,41 @@
 """POST /tokenize and /detokenize: what the completions endpoints would make of a text."""
 
-import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
 from serving.errors import BadRequest, ServingError
 from serving.pipeline.language import Language
 from serving.pipeline.prompts import Prompt, encode_inputs
-from serving.types import Input, LatencyClass, TextInput
+from serving.types import Input, TextInput
 
-from .body import read_limited
-from .context import CONTEXT, make_call
-from .decode import read_body
+from .context import CONTEXT
 from .logprobs import token_text
 from .messages import chat_input
 from .schema.text import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenizeOut
+from .wire import json_response, read_request
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    raw = await read_limited(request, max_bytes=context.config.max_body_bytes, timeout_s=context.config.body_timeout_s)
-    body = read_body(raw, TokenizeIn)
-    context.check_model(body.model)
+    body = await read_request(request, TokenizeIn)
     item = _input(body)
     service = context.startup.service()
     bare = body.add_special_tokens is False
-    call = make_call(
-        request,
-        priority=None,
-        latency_class=None,
-        timeout_ms=None,
-        profile_id=None,
-        default_class=LatencyClass.INTERACTIVE,
-    )
-    ids = await service.encode(lambda: _encode(service.language, item, bare=bare), call)
+    ids = await service.encode(lambda: _encode(service.language, item, bare=bare))
     vocabulary = service.language.tokenizer
     texts = [token_text(vocabulary, i) for i in ids] if body.return_token_strs else UNSET
     out = TokenizeOut(len(ids), service.language.max_context, list(ids), texts)
-    return web.Response(body=msgspec.json.encode(out), content_type="application/json")
+    return json_response(out)
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    raw = await read_limited(request, max_bytes=context.config.max_body_bytes, timeout_s=context.config.body_timeout_s)
-    body = read_body(raw, DetokenizeIn)
-    context.check_model(body.model)
+    body = await read_request(request, DetokenizeIn)
     language = context.startup.service().language
     if any(token >= language.vocab_size for token in body.tokens):
         raise BadRequest(f"tokens: ids are 0 to {language.vocab_size - 1}", param="tokens")
     out = DetokenizeOut(language.tokenizer.decode(body.tokens))
-    return web.Response(body=msgspec.json.encode(out), content_type="application/json")
+    return json_response(out)
 
 
 def _input(body: TokenizeIn) -> Input:

@@ -219,7 +219,7 @@ def test_a_deadline_that_passes_while_tokenising_never_reaches_the_engine() -> N
     async def scenario(world: World) -> None:
         call = world.call(deadline_s=1.0)
         with pytest.raises(DeadlineExceeded):
-            await world.service.encode(lambda: world.clock.advance(2.0), call)
+            await world.service.encode(lambda: world.clock.advance(2.0), call.deadline_s)
 
     run(scenario)
 
