@@ -98,9 +98,11 @@ class Service:
     ) -> ScoreAnswer:
         """One Score per input, in order; what is wrong with one input is in its Score."""
         self._admit(call)
-        plan = await self.encode(
-            lambda: prepare_scores(self.language, inputs, labels=labels, template=template), call.deadline_s
-        )
+
+        def prepare() -> ScorePlan:
+            return prepare_scores(self.language, inputs, labels=labels, template=template)
+
+        plan = await self.encode(prepare, call.deadline_s)
         encoded_s = self.clock()
         collected = Collected(len(plan.rows))
         if plan.rows:
