@@ -35,7 +35,8 @@ def build_app(context: Context, version: str) -> web.Application:
     app = web.Application(middlewares=[make_middleware(open_routes)], client_max_size=context.config.max_body_bytes)
     app[CONTEXT] = context
     for endpoint in endpoints:
-        app.router.add_route(endpoint.method, endpoint.pattern or endpoint.path, endpoint.handler)
+        add = app.router.add_get if endpoint.method == "GET" else app.router.add_post  # GET answers HEAD too
+        add(endpoint.pattern or endpoint.path, endpoint.handler)
     return app
 
 

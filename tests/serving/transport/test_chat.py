@@ -138,3 +138,27 @@ def test_the_history_of_a_conversation_may_carry_what_answers_carry() -> None:
             {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
         ]
         assert server.post("/v1/chat/completions", {"messages": history, "max_tokens": 1}).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a11_max_tokens_in_chat(stream: bool) -> None:
+    with scripted(b"hello") as server:
+        for name in ("max_tokens", "max_completion_tokens"):
+            for count, text in ((0, ""), (1, "h")):
+                answer = server.chat("q", temperature=0, stream=stream, **{name: count})
+                choices = [c for event in (answer.events[:-1] if stream else [answer.json]) for c in event["choices"]]
+                parts = [c["delta"] if stream else c["message"] for c in choices]
+                assert "".join(part.get("content", "") for part in parts) == text
+                assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"]
+            for wrong in (-1, 2**63):
+                answer = server.chat("q", stream=stream, **{name: wrong})
+                assert (answer.status, answer.error["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a10_a_conversation_without_room_for_an_answer(stream: bool) -> None:
+    with Served(language=byte_language(max_context=40)) as server:
+        fits = server.chat("a" * 36, stream=stream)  # and <bos>, <user>, <assistant>
+        assert fits.status == 200
+        answer = server.chat("a" * 37, stream=stream)
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")

@@ -101,3 +101,8 @@ def test_a_connection_is_kept_for_the_next_request(small: Served) -> None:
         for _ in range(3):
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"200 OK" in connection.recv(65536)
+
+
+def test_head_is_get_without_the_body(small: Served) -> None:
+    answer = small.send("HEAD", "/livez")
+    assert (answer.status, answer.body) == (200, b"")

@@ -1,12 +1,14 @@
 """Also cases A30 (names are no paths) and the request's id; metrics never take what a client made up."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from serving.errors import ServingError
 from serving.transport import probes
 from serving.transport.routes import ENDPOINTS
+from tests.fakes import FakeRunner
 from tests.fakes_http import Served
 
 
@@ -120,3 +122,28 @@ def test_every_error_class_has_a_status_and_a_code() -> None:
         todo += error.__subclasses__()
         seen.append(error)
     assert all(400 <= error.status < 600 and error.code and error.kind for error in seen)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_passes_in_the_queue_is_a_504_in_both_modes(stream: bool) -> None:
+    runner = FakeRunner(held=True)
+    with Served(runner=runner) as server, ThreadPoolExecutor(2) as clients:
+        first = clients.submit(server.complete, "a", max_tokens=2)
+        while not runner.batches:
+            continue
+        late = clients.submit(server.complete, "b", max_tokens=2, timeout_ms=1, stream=stream)
+        while server.metric("tidegate_http_in_flight_requests") < 3:
+            continue
+        for _ in range(10):  # far more than a millisecond
+            server.get("/livez")
+        runner.release(1000)
+        assert first.result().status == 200
+        assert (late.result().status, late.result().error["code"]) == (504, "deadline_exceeded")
+
+
+def test_a12_half_a_surrogate_pair_in_a_header_harms_nothing(server: Served) -> None:
+    body = b'{"prompt":"a","max_tokens":1}'
+    with server.open_socket() as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: \xed\xa0\x80\r\nX-Other: \xff\r\n"
+        connection.sendall(head + b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
