@@ -132,8 +132,6 @@ def test_a_deadline_that_passes_in_the_queue_is_a_504_in_both_modes(stream: bool
         while not runner.batches:
             continue
         late = clients.submit(server.complete, "b", max_tokens=2, timeout_ms=1, stream=stream)
-        while server.metric("tidegate_http_in_flight_requests") < 3:
-            continue
         for _ in range(10):  # far more than a millisecond
             server.get("/livez")
         runner.release(1000)
