@@ -83,6 +83,8 @@ class Template:
         self.label_column = file.label_column
         self.labels = tuple(Label(name, v.text, v.value, v.positive) for name, v in file.labels.items())
         self.threshold = file.threshold
+        self._positive = next((x.name for x in self.labels if x.positive), None)
+        self._others = tuple(x.name for x in self.labels if x.name != self._positive)
         self._kinds = file.columns
         numeric = frozenset(c for c, kind in file.columns.items() if kind == "number")
         self.words = tuple(_word(name, entry, numeric) for name, entry in file.words.items())
@@ -123,10 +125,9 @@ class Template:
 
     def decide(self, probabilities: Mapping[str, float]) -> str:
         """The label to return: the positive one from the threshold on, else the likeliest of the others."""
-        positive = next((x.name for x in self.labels if x.positive), None)
-        if positive is not None and probabilities[positive] >= self.threshold:
-            return positive
-        return max((x.name for x in self.labels if x.name != positive), key=lambda name: probabilities[name])
+        if self._positive is not None and probabilities[self._positive] >= self.threshold:
+            return self._positive
+        return max(self._others, key=probabilities.__getitem__)
 
     def label_of(self, value: object) -> Label:
         """The label that a data value stands for: 1, 1.0, "1" alike. Raises TemplateError."""
@@ -138,26 +139,18 @@ class Template:
         raise TemplateError(f"{self.label_column}: got {value!r}, allowed are {allowed}", self.label_column)
 
 
-def _number(value: object, column: str) -> float:
-    if not _reads_as_number(value):
+def _number(value: Any, column: str) -> float:
+    """Of float's many spellings only plain decimals; a bool is no number. One function: a row has two dozen."""
+    kind = type(value)
+    if not (kind is float or kind is int or (isinstance(value, str) and _NUMBER.fullmatch(value.strip()))):
         raise _unusable(value, column, "a number")
-    number = _float(value)
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):  # an int of more digits than a float holds, or than Python reads
+        number = math.inf
     if not math.isfinite(number):
         raise TemplateError(f"column {column!r} is not finite", column)
     return number
-
-
-def _reads_as_number(value: object) -> bool:
-    """Of float's many spellings only plain decimals; a bool is no number."""
-    kind = type(value)
-    return kind is float or kind is int or (isinstance(value, str) and _NUMBER.fullmatch(value.strip()) is not None)
-
-
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (OverflowError, ValueError):  # an int of more digits than a float holds, or than Python reads
-        return math.inf
 
 
 def _text(value: object, column: str) -> str:

@@ -8,12 +8,12 @@ prompt log-probabilities are summed. The probabilities are the softmax over log 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from serving.batch import NUM_TARGETS
 from serving.errors import BadRequest, ServingError, StepFailed
-from serving.types import Prepared
+from serving.types import Prepared, Update
 
-from .collect import RowResult
 from .language import Language, RowTemplate
 
 Decide = Callable[[Mapping[str, float]], str]
@@ -33,47 +33,53 @@ def _most_likely(probabilities: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class LabelSet:
+    """Labels and their tokens. What every row needs of them is computed once a set."""
+
     names: tuple[str, ...]
     sequences: tuple[tuple[int, ...], ...]
     decide: Decide = _most_likely
 
-    @property
+    @cached_property
     def longest(self) -> int:
-        return max(len(sequence) for sequence in self.sequences)
+        return max(map(len, self.sequences))
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Engine rows an input."""
+        return len(self._targets) + len(self._long)
 
     def rows(self, prompt: tuple[int, ...]) -> list[Prepared]:
         """Engine rows that score every label after `prompt`, in the order that `probabilities` expects."""
-        short = [sequence[0] for sequence in self.sequences if len(sequence) == 1]
-        rows = [
-            Prepared(prompt, targets=tuple(short[first : first + NUM_TARGETS]))
-            for first in range(0, len(short), NUM_TARGETS)
-        ]
-        rows += [Prepared(prompt + sequence, prompt_logprobs=0) for sequence in self.sequences if len(sequence) > 1]
+        rows = [Prepared(prompt, targets=targets) for targets in self._targets]
+        rows += [Prepared(prompt + sequence, prompt_logprobs=0) for sequence in self._long]
         return rows
 
-    @property
-    def num_rows(self) -> int:
-        num_short = sum(len(sequence) == 1 for sequence in self.sequences)
-        return -(-num_short // NUM_TARGETS) + len(self.sequences) - num_short
-
-    def probabilities(self, results: Sequence[RowResult]) -> dict[str, float]:
-        """Softmax over the labels; raises ServingError when a row failed."""
+    def probabilities(self, results: Sequence[Update]) -> dict[str, float]:
+        """Softmax over the labels, from the answers of `rows`; raises ServingError where one failed."""
+        logprobs: list[float] = []
         for result in results:
             if result.error is not None:
                 raise _as_serving_error(result.error)
-        return dict(zip(self.names, _softmax(self._logprobs(results)), strict=True))
+            logprobs += result.target_logprobs  # a row of a longer label has none
+        for sequence, result in zip(self._long, results[len(self._targets) :], strict=True):
+            logprobs.append(sum(token.logprob for token in result.prompt_logprobs[-len(sequence) :]))
+        return dict(zip(self.names, _softmax([logprobs[i] for i in self._places]), strict=True))
 
-    def _logprobs(self, results: Sequence[RowResult]) -> list[float]:
-        num_long = sum(len(sequence) > 1 for sequence in self.sequences)
-        split = len(results) - num_long
-        short = iter([value for result in results[:split] for value in result.target_logprobs])
-        long = iter(results[split:])
-        return [
-            next(short)
-            if len(sequence) == 1
-            else sum(token.logprob for token in next(long).prompt_logprobs[-len(sequence) :])
-            for sequence in self.sequences
-        ]
+    @cached_property
+    def _targets(self) -> tuple[tuple[int, ...], ...]:
+        """The labels of one token, as many a row as its targets hold."""
+        short = tuple(sequence[0] for sequence in self.sequences if len(sequence) == 1)
+        return tuple(short[first : first + NUM_TARGETS] for first in range(0, len(short), NUM_TARGETS))
+
+    @cached_property
+    def _long(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(sequence for sequence in self.sequences if len(sequence) > 1)
+
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        """Where each label stands in the order of `rows`: those of one token first."""
+        order = sorted(range(len(self.sequences)), key=lambda i: len(self.sequences[i]) > 1)
+        return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def resolve_labels(language: Language, template: RowTemplate | None, asked: Sequence[LabelText] | None) -> LabelSet:
@@ -107,11 +113,12 @@ def resolve_labels(language: Language, template: RowTemplate | None, asked: Sequ
 
 
 def _softmax(logprobs: Sequence[float]) -> list[float]:
+    """StepFailed where a value is NaN or none is finite."""
     top = max(logprobs)
-    if not math.isfinite(top):
-        raise StepFailed("the model gave no label a finite probability")
     weights = [math.exp(value - top) for value in logprobs]
     total = math.fsum(weights)
+    if not math.isfinite(total):
+        raise StepFailed("the model gave no label a finite probability")
     return [weight / total for weight in weights]
 
 

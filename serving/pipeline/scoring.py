@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.errors import ContextLengthExceeded, ServingError
-from serving.types import FeatureInput, Input, Prepared, Score
+from serving.types import FeatureInput, Input, Prepared, Score, Update
 
-from .collect import Collected, RowResult
+from .collect import Collected
 from .labels import LabelSet, LabelText, resolve_labels
 from .language import Language
 from .prompts import Prompt, encode_inputs, find_template
@@ -38,8 +38,8 @@ class ScorePlan:
 
     def fold(self, collected: Collected) -> tuple[Score, ...]:
         """One Score per input, in order; needs every row to have ended."""
-        assert collected.done
-        return tuple(_fold_one(index, place, collected.rows) for index, place in enumerate(self.places))
+        results = collected.rows
+        return tuple([_fold_one(index, place, results) for index, place in enumerate(self.places)])
 
 
 def prepare_scores(
@@ -107,7 +107,7 @@ def _fitting(language: Language, prompt: Prompt | ServingError, labels: LabelSet
     return prompt
 
 
-def _fold_one(index: int, place: _Place, results: Sequence[RowResult]) -> Score:
+def _fold_one(index: int, place: _Place, results: Sequence[Update]) -> Score:
     if place.labels is None:
         return Score(index, error=place.error)
     mine = results[place.first : place.first + place.labels.num_rows]

@@ -2,7 +2,7 @@ import pytest
 
 from serving.errors import StepFailed
 from serving.pipeline.collect import Collected
-from serving.types import Finish, TokenLogprob, Update
+from serving.types import Finish, Update
 
 
 def test_rows_are_done_when_each_has_ended() -> None:
@@ -13,12 +13,10 @@ def test_rows_are_done_when_each_has_ended() -> None:
     assert isinstance(collected.rows[0].error, StepFailed)
 
 
-def test_prompt_logprobs_of_several_updates_are_joined() -> None:
+def test_a_scored_row_has_one_update() -> None:
     collected = Collected(1)
-    collected.add([Update(0, prompt_logprobs=(TokenLogprob(1, -1.0),))])
-    assert not collected.done
-    collected.add([Update(0, prompt_logprobs=(TokenLogprob(2, -2.0),), finish=Finish.SCORED)])
-    assert [entry.logprob for entry in collected.rows[0].prompt_logprobs] == [-1.0, -2.0]
+    with pytest.raises(AssertionError):
+        collected.add([Update(0, target_logprobs=(-1.0,))])
 
 
 def test_an_update_after_the_last_one_is_our_bug() -> None:

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from serving.batch import NUM_TARGETS
 from serving.errors import BadRequest, StepFailed
-from serving.pipeline.collect import RowResult
 from serving.pipeline.labels import LabelSet, LabelText, resolve_labels
-from serving.types import Prepared, TokenLogprob
+from serving.types import Prepared, TokenLogprob, Update
 from tests.fakes import ToyModel
 from tests.fakes_text import FakeTemplate, byte_language
 
@@ -17,19 +16,15 @@ MODEL = ToyModel()
 LANGUAGE = byte_language()
 
 
-def engine(rows: list[Prepared]) -> list[RowResult]:
+def engine(rows: list[Prepared]) -> list[Update]:
     """What the engine answers, from the model alone."""
     results = []
-    for row in rows:
+    for index, row in enumerate(rows):
         after = MODEL.logprobs(row.token_ids)
-        result = RowResult(tuple(float(after[target]) for target in row.targets), ended=True)
-        if row.prompt_logprobs >= 0:
-            result.prompt_logprobs = [
-                TokenLogprob(token, float(MODEL.logprobs(row.token_ids[:i])[token]))
-                for i, token in enumerate(row.token_ids)
-                if i > 0
-            ]
-        results.append(result)
+        wanted = row.token_ids if row.prompt_logprobs >= 0 else ()
+        prompt = [TokenLogprob(t, float(MODEL.logprobs(row.token_ids[:i])[t])) for i, t in enumerate(wanted) if i > 0]
+        targets = tuple(float(after[target]) for target in row.targets)
+        results.append(Update(index, target_logprobs=targets, prompt_logprobs=tuple(prompt)))
     return results
 
 
@@ -122,11 +117,17 @@ def test_no_template_and_no_labels_is_refused() -> None:
 def test_a_failed_row_fails_its_input() -> None:
     labels = LabelSet(("a", "b"), ((1,), (2,)))
     with pytest.raises(StepFailed):
-        labels.probabilities([RowResult(error=StepFailed("gone"))])
+        labels.probabilities([Update(0, error=StepFailed("gone"))])
 
 
 def test_impossible_labels_are_an_error_and_one_impossible_label_is_zero() -> None:
     labels = LabelSet(("a", "b"), ((1,), (2,)))
     with pytest.raises(StepFailed):
-        labels.probabilities([RowResult((-math.inf, -math.inf))])
-    assert labels.probabilities([RowResult((-math.inf, -3.0))]) == {"a": 0.0, "b": 1.0}
+        labels.probabilities([Update(0, target_logprobs=(-math.inf, -math.inf))])
+    assert labels.probabilities([Update(0, target_logprobs=(-math.inf, -3.0))]) == {"a": 0.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("logprobs", [(math.nan, -1.0), (-1.0, math.nan), (-1.0, math.inf)])
+def test_a_label_without_a_number_is_an_error_wherever_it_stands(logprobs: tuple[float, float]) -> None:
+    with pytest.raises(StepFailed):
+        LabelSet(("a", "b"), ((1,), (2,))).probabilities([Update(0, target_logprobs=logprobs)])
