@@ -26,6 +26,7 @@ class RopeConfig:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
+    truncate: bool = True  # yarn: the ramp's bounds are whole channels
 
     @property
     def cos_sin_factor(self) -> float:

@@ -11,22 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .architecture import (
-    AttentionConfig,
-    DenseConfig,
-    FfnConfig,
-    GqaConfig,
-    LayerConfig,
-    MlaConfig,
-    MoeConfig,
-    RopeConfig,
-)
+from .architecture import AttentionConfig, DenseConfig, FfnConfig, GqaConfig, LayerConfig, MlaConfig, MoeConfig
+from .hub_fields import HubFields, shown
+from .hub_fields import UnsupportedModel as UnsupportedModel
+from .hub_rope import MOST_POSITIONS, read_rope
 
-Hub = Mapping[str, Any]
-
-
-class UnsupportedModel(ValueError):
-    """The config.json describes something that is not implemented, or is not a config at all."""
+MOST_LAYERS, MOST_EXPERTS, MOST_HEADS = 1024, 4096, 1 << 14
+MOST_WIDTH, MOST_VOCABULARY = 1 << 22, 1 << 24
+MOST_TENSORS = 1 << 18  # experts of all layers: published models have up to 23,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +45,17 @@ class ModelConfig:
         return len(self.mtp_layers)
 
     @classmethod
-    def from_hub(cls, hub: Hub) -> "ModelConfig":
+    def from_hub(cls, hub: Mapping[str, Any]) -> "ModelConfig":
         """Read a hub config. Raises UnsupportedModel."""
         name = hub.get("model_type")
-        family = _FAMILIES.get(str(name))
+        family = _FAMILIES.get(name) if isinstance(name, str) else None
         if family is None:
-            raise UnsupportedModel(f"model_type {name!r} is not supported; known: {', '.join(sorted(_FAMILIES))}")
-        try:
-            config = family(hub)
-        except KeyError as missing:
-            raise UnsupportedModel(f"config.json of model_type {name!r} lacks the field {missing}") from None
-        except (TypeError, AttributeError) as wrong:
-            raise UnsupportedModel(f"config.json of model_type {name!r} has a field of a wrong type: {wrong}") from None
-        _check(config, hub)
-        return config
+            known = ", ".join(sorted(_FAMILIES))
+            raise UnsupportedModel(f"model_type {shown(name)} is not supported; known: {known}")
+        fields = HubFields(hub, f"config.json of model_type {name!r}")
+        if fields.get("hidden_act", "silu") != "silu":
+            raise UnsupportedModel(f"hidden_act {shown(fields['hidden_act'])} is not supported; only 'silu' is")
+        return family(fields)
 
     @classmethod
     def load(cls, directory: Path | str) -> "ModelConfig":
@@ -75,31 +64,12 @@ class ModelConfig:
         if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist: a model directory holds config.json and its weights")
         try:
-            hub = json.loads(path.read_text())
-        except ValueError as error:
+            hub = json.loads(path.read_text("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise UnsupportedModel(f"{path} is not JSON: {error}") from None
         if not isinstance(hub, dict):
             raise UnsupportedModel(f"{path} must hold an object, not {type(hub).__name__}")
         return cls.from_hub(hub)
-
-
-def _check(config: ModelConfig, hub: Hub) -> None:
-    """What every family shares: sizes are positive, and nothing is asked for that changes the result unseen."""
-    if hub.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModel(f"hidden_act {hub['hidden_act']!r} is not supported; only 'silu' is")
-    if config.num_layers < 1 or config.hidden_size < 1 or config.vocab_size < 2:
-        raise UnsupportedModel("num_hidden_layers, hidden_size and vocab_size must be positive")
-    for layer in config.layers:
-        attention = layer.attention
-        if isinstance(attention, GqaConfig) and attention.num_heads % attention.num_kv_heads:
-            raise UnsupportedModel(
-                f"num_attention_heads {attention.num_heads} is not a multiple of "
-                f"num_key_value_heads {attention.num_kv_heads}"
-            )
-        if attention.rope.dim % 2:
-            raise UnsupportedModel(f"rope needs an even number of channels, got {attention.rope.dim}")
-        if isinstance(layer.ffn, MoeConfig):
-            _check_moe(layer.ffn)
 
 
 def _check_moe(moe: MoeConfig) -> None:
@@ -110,179 +80,173 @@ def _check_moe(moe: MoeConfig) -> None:
         raise UnsupportedModel(f"num_experts_per_tok {moe.top_k} does not fit {open_experts} selectable experts")
 
 
-def _rope(hub: Hub, dim: int, *, interleaved: bool) -> RopeConfig:
-    """Hub form (`rope_theta` + `rope_scaling`), or transformers 5's single `rope_parameters`."""
-    scaling: Hub = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
-    theta = float(scaling.get("rope_theta") or hub.get("rope_theta") or 10000.0)
-    kind: Any = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind == "default":
-        return RopeConfig(dim, theta, interleaved)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise UnsupportedModel(f"rope_scaling type {kind!r} is not supported; known: default, linear, llama3, yarn")
-    original = scaling.get("original_max_position_embeddings") or hub["max_position_embeddings"]
-    factor = scaling.get("attention_factor")
-    return RopeConfig(
-        dim=dim,
-        theta=theta,
-        interleaved=interleaved,
-        kind=kind,
-        factor=float(scaling["factor"]),
-        original_max_position=int(original),
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
-        mscale=float(scaling.get("mscale") or 0.0),
-        mscale_all_dim=float(scaling.get("mscale_all_dim") or 0.0),
-        attention_factor=None if factor is None else float(factor),
-    )
+def _width(hub: HubFields, name: str, default: int | None = None, *, least: int = 1) -> int:
+    return hub.count(name, default, least=least, most=MOST_WIDTH)
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
-
-
-def _model(hub: Hub, layers: list[LayerConfig], mtp_layers: list[LayerConfig] | None = None) -> ModelConfig:
-    bos = hub.get("bos_token_id")
+def _model(hub: HubFields, layers: list[LayerConfig], mtp_layers: list[LayerConfig] | None = None) -> ModelConfig:
+    vocabulary = hub.count("vocab_size", least=2, most=MOST_VOCABULARY)
+    bos = hub.ids("bos_token_id")
     return ModelConfig(
         model_type=str(hub["model_type"]),
-        vocab_size=int(hub["vocab_size"]),
-        hidden_size=int(hub["hidden_size"]),
+        vocab_size=vocabulary,
+        hidden_size=_width(hub, "hidden_size"),
         layers=tuple(layers),
         mtp_layers=tuple(mtp_layers or ()),
-        rms_norm_eps=float(hub.get("rms_norm_eps", 1e-6)),
-        max_position=int(hub["max_position_embeddings"]),
-        tie_embeddings=bool(hub.get("tie_word_embeddings", False)),
-        bos_id=None if bos is None else int(bos),
-        eos_ids=_ids(hub.get("eos_token_id")),
+        rms_norm_eps=hub.number("rms_norm_eps", 1e-6, positive=False),
+        max_position=hub.count("max_position_embeddings", most=MOST_POSITIONS),
+        tie_embeddings=hub.flag("tie_word_embeddings", False),
+        bos_id=bos[0] if bos else None,
+        eos_ids=hub.ids("eos_token_id"),
         stored_dtype=_stored_dtype(hub),
         fp8_block=_fp8_block(hub),
     )
 
 
-def _stored_dtype(hub: Hub) -> str | None:
+def _stored_dtype(hub: HubFields) -> str | None:
     name = hub.get("torch_dtype") or hub.get("dtype")
     if name not in (None, "float32", "bfloat16", "float16"):
-        raise UnsupportedModel(f"torch_dtype {name!r} is not supported; known: float32, bfloat16, float16")
+        raise UnsupportedModel(f"torch_dtype {shown(name)} is not supported; known: float32, bfloat16, float16")
     return name
 
 
-def _fp8_block(hub: Hub) -> tuple[int, int] | None:
-    quantization: Hub = hub.get("quantization_config") or {}
-    if not quantization:
+def _fp8_block(hub: HubFields) -> tuple[int, int] | None:
+    quantization = hub.group("quantization_config")
+    if quantization is None:
         return None
-    if quantization.get("quant_method") != "fp8" or quantization.get("fmt", "e4m3") != "e4m3":
+    method, fmt = quantization.get("quant_method"), quantization.get("fmt", "e4m3")
+    if (method, fmt) != ("fp8", "e4m3"):
         raise UnsupportedModel(
-            f"quantization_config with quant_method {quantization.get('quant_method')!r} and fmt "
-            f"{quantization.get('fmt')!r} is not supported; known: fp8 with e4m3"
+            f"quantization_config with quant_method {shown(method)} and fmt {shown(fmt)} is not supported; "
+            "known: fp8 with e4m3"
         )
-    rows, columns = quantization.get("weight_block_size") or (128, 128)
-    return int(rows), int(columns)
+    block = quantization.get("weight_block_size") or [128, 128]
+    if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n <= MOST_WIDTH for n in block)):
+        raise UnsupportedModel(f"weight_block_size is {shown(block)}; it must be two positive sizes, [rows, columns]")
+    return block[0], block[1]
 
 
-def _gqa(hub: Hub, *, qkv_bias: bool, o_bias: bool) -> GqaConfig:
-    heads = int(hub["num_attention_heads"])
-    head_dim = int(hub.get("head_dim") or int(hub["hidden_size"]) // heads)
-    kv_heads = int(hub.get("num_key_value_heads") or heads)
-    return GqaConfig(heads, kv_heads, head_dim, qkv_bias, o_bias, _rope(hub, head_dim, interleaved=False))
+def _gqa(hub: HubFields, *, qkv_bias: bool, o_bias: bool) -> GqaConfig:
+    heads = hub.count("num_attention_heads", most=MOST_HEADS)
+    head_dim = _width(hub, "head_dim", _width(hub, "hidden_size") // heads)
+    kv_heads = hub.count("num_key_value_heads", heads, most=MOST_HEADS)
+    if heads % kv_heads:
+        raise UnsupportedModel(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    return GqaConfig(heads, kv_heads, head_dim, qkv_bias, o_bias, read_rope(hub, head_dim, interleaved=False))
 
 
-def _llama(hub: Hub) -> ModelConfig:
-    if hub.get("mlp_bias"):
+def _num_layers(hub: HubFields) -> int:
+    return hub.count("num_hidden_layers", most=MOST_LAYERS)
+
+
+def _llama(hub: HubFields) -> ModelConfig:
+    if hub.flag("mlp_bias", False):
         raise UnsupportedModel("mlp_bias true is not supported")
-    bias = bool(hub.get("attention_bias", False))
-    layer = LayerConfig(_gqa(hub, qkv_bias=bias, o_bias=bias), DenseConfig(int(hub["intermediate_size"])))
-    return _model(hub, [layer] * int(hub["num_hidden_layers"]))
+    bias = hub.flag("attention_bias", False)
+    layer = LayerConfig(_gqa(hub, qkv_bias=bias, o_bias=bias), DenseConfig(_width(hub, "intermediate_size")))
+    return _model(hub, [layer] * _num_layers(hub))
 
 
-def _qwen2(hub: Hub) -> ModelConfig:
-    if hub.get("use_sliding_window"):
+def _qwen2(hub: HubFields) -> ModelConfig:
+    if hub.flag("use_sliding_window", False):
         raise UnsupportedModel("use_sliding_window true is not supported for qwen2")
-    layer = LayerConfig(_gqa(hub, qkv_bias=True, o_bias=False), DenseConfig(int(hub["intermediate_size"])))
-    return _model(hub, [layer] * int(hub["num_hidden_layers"]))
+    layer = LayerConfig(_gqa(hub, qkv_bias=True, o_bias=False), DenseConfig(_width(hub, "intermediate_size")))
+    return _model(hub, [layer] * _num_layers(hub))
 
 
-def _mla(hub: Hub) -> MlaConfig:
-    rope_dim, rank = int(hub["qk_rope_head_dim"]), hub["q_lora_rank"]
+def _mla(hub: HubFields) -> MlaConfig:
+    rope_dim = _width(hub, "qk_rope_head_dim", least=2)
+    if "q_lora_rank" not in hub:  # null says "no latent"; absent says nothing
+        raise UnsupportedModel(f"config.json of model_type {hub['model_type']!r} lacks the field 'q_lora_rank'")
     return MlaConfig(
-        num_heads=int(hub["num_attention_heads"]),
-        q_lora_rank=None if rank is None else int(rank),
-        kv_lora_rank=int(hub["kv_lora_rank"]),
-        nope_dim=int(hub["qk_nope_head_dim"]),
+        num_heads=hub.count("num_attention_heads", most=MOST_HEADS),
+        q_lora_rank=None if hub["q_lora_rank"] is None else _width(hub, "q_lora_rank"),
+        kv_lora_rank=_width(hub, "kv_lora_rank"),
+        nope_dim=_width(hub, "qk_nope_head_dim"),
         rope_dim=rope_dim,
-        v_dim=int(hub["v_head_dim"]),
-        bias=bool(hub.get("attention_bias", False)),
-        rope=_rope(hub, rope_dim, interleaved=True),
+        v_dim=_width(hub, "v_head_dim"),
+        bias=hub.flag("attention_bias", False),
+        rope=read_rope(hub, rope_dim, interleaved=True),
     )
 
 
-def _moe(hub: Hub, **routing: Any) -> MoeConfig:
-    width = int(hub["moe_intermediate_size"])
-    return MoeConfig(
-        num_experts=int(hub["n_routed_experts"]),
-        top_k=int(hub["num_experts_per_tok"]),
+def _moe(hub: HubFields, **routing: Any) -> MoeConfig:
+    width = _width(hub, "moe_intermediate_size")
+    moe = MoeConfig(
+        num_experts=hub.count("n_routed_experts", most=MOST_EXPERTS),
+        top_k=hub.count("num_experts_per_tok", most=MOST_EXPERTS),
         width=width,
-        shared_width=width * int(hub.get("n_shared_experts") or 0),
+        shared_width=width * hub.count("n_shared_experts", 0, least=0, most=MOST_EXPERTS),
         **routing,
     )
+    _check_moe(moe)
+    return moe
 
 
-def _mixed(hub: Hub, attention: AttentionConfig, moe: Callable[[], MoeConfig], *, mtp: int = 0) -> ModelConfig:
+def _groups(hub: HubFields) -> dict[str, int]:
+    groups = hub.count("n_group", 1, most=MOST_EXPERTS)
+    return {"num_groups": groups, "topk_groups": hub.count("topk_group", 1, most=groups)}
+
+
+def _mixed(
+    hub: HubFields, attention: AttentionConfig, moe: Callable[[], MoeConfig], *, every: int = 1, mtp: int = 0
+) -> ModelConfig:
     """Dense layers first, experts from `first_k_dense_replace` on; MTP layers are MoE layers beyond the last."""
-    first, every = int(hub.get("first_k_dense_replace") or 0), int(hub.get("moe_layer_freq") or 1)
-    dense, count = DenseConfig(int(hub["intermediate_size"])), int(hub["num_hidden_layers"])
-    has_experts = hub.get("n_routed_experts") is not None
+    count = _num_layers(hub)
+    first = hub.count("first_k_dense_replace", 0, least=0, most=MOST_LAYERS)
+    experts = moe() if hub.get("n_routed_experts") is not None else None
+    needs_dense = experts is None or first > 0 or every > 1
+    dense = DenseConfig(_width(hub, "intermediate_size", None if needs_dense else 1))
+    if experts is not None and experts.num_experts * count > MOST_TENSORS:
+        raise UnsupportedModel(f"{count} layers of {experts.num_experts} experts are more than {MOST_TENSORS} experts")
 
     def ffn(index: int) -> FfnConfig:
-        return moe() if has_experts and index >= first and index % every == 0 else dense
+        return experts if experts is not None and index >= first and index % every == 0 else dense
 
     layers = [LayerConfig(attention, ffn(i)) for i in range(count)]
     return _model(hub, layers, [LayerConfig(attention, ffn(count + k)) for k in range(mtp)])
 
 
-def _moe_16b(hub: Hub) -> ModelConfig:
+def _moe_16b(hub: HubFields) -> ModelConfig:
     if hub.get("scoring_func", "softmax") != "softmax":
-        raise UnsupportedModel(f"scoring_func {hub['scoring_func']!r} is not supported for model_type 'deepseek'")
-    bias = bool(hub.get("attention_bias", False))
+        raise UnsupportedModel(f"scoring_func {shown(hub['scoring_func'])} is not supported for model_type 'deepseek'")
+    bias = hub.flag("attention_bias", False)
+    normalise = hub.flag("norm_topk_prob", False)
 
     def moe() -> MoeConfig:
-        normalise = bool(hub.get("norm_topk_prob", False)) and int(hub["num_experts_per_tok"]) > 1
         return _moe(
             hub, scoring="softmax", selection="greedy", num_groups=1, topk_groups=1, normalise=normalise, scale=1.0
         )
 
-    return _mixed(hub, _gqa(hub, qkv_bias=bias, o_bias=bias), moe)
+    every = hub.count("moe_layer_freq", 1, most=MOST_LAYERS)
+    return _mixed(hub, _gqa(hub, qkv_bias=bias, o_bias=bias), moe, every=every)
 
 
-def _v2(hub: Hub) -> ModelConfig:
+def _v2(hub: HubFields) -> ModelConfig:
     method = hub.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModel(
-            f"topk_method {method!r} is not supported for deepseek_v2; known: greedy, group_limited_greedy"
+            f"topk_method {shown(method)} is not supported for deepseek_v2; known: greedy, group_limited_greedy"
         )
-    grouped = method == "group_limited_greedy"
 
     def moe() -> MoeConfig:
         return _moe(
             hub,
             scoring="softmax",
             selection=method,
-            num_groups=int(hub["n_group"]) if grouped else 1,
-            topk_groups=int(hub["topk_group"]) if grouped else 1,
+            **(_groups(hub) if method == "group_limited_greedy" else {"num_groups": 1, "topk_groups": 1}),
             normalise=False,  # the published configs have norm_topk_prob false, and transformers ignores it
-            scale=float(hub.get("routed_scaling_factor", 1.0)),
+            scale=hub.number("routed_scaling_factor", 1.0),
         )
 
     return _mixed(hub, _mla(hub), moe)
 
 
-def _v3(hub: Hub) -> ModelConfig:
+def _v3(hub: HubFields) -> ModelConfig:
     method, scoring = hub.get("topk_method", "noaux_tc"), hub.get("scoring_func", "sigmoid")
     if (method, scoring) != ("noaux_tc", "sigmoid"):
         raise UnsupportedModel(
-            f"topk_method {method!r} with scoring_func {scoring!r} is not supported for deepseek_v3; "
+            f"topk_method {shown(method)} with scoring_func {shown(scoring)} is not supported for deepseek_v3; "
             "known: noaux_tc with sigmoid"
         )
 
@@ -291,16 +255,16 @@ def _v3(hub: Hub) -> ModelConfig:
             hub,
             scoring="sigmoid",
             selection="noaux_tc",
-            num_groups=int(hub.get("n_group") or 1),
-            topk_groups=int(hub.get("topk_group") or 1),
-            normalise=bool(hub.get("norm_topk_prob", True)),
-            scale=float(hub.get("routed_scaling_factor", 1.0)),
+            **_groups(hub),
+            normalise=hub.flag("norm_topk_prob", True),
+            scale=hub.number("routed_scaling_factor", 1.0),
         )
 
-    return _mixed(hub, _mla(hub), moe, mtp=int(hub.get("num_nextn_predict_layers") or 0))
+    mtp = hub.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
+    return _mixed(hub, _mla(hub), moe, mtp=mtp)
 
 
-_FAMILIES: Mapping[str, Callable[[Hub], ModelConfig]] = {
+_FAMILIES: Mapping[str, Callable[[HubFields], ModelConfig]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "deepseek": _moe_16b,

@@ -39,8 +39,10 @@ def _yarn(rope: RopeConfig, base: NDArray[np.float64]) -> NDArray[np.float64]:
     def correction(rotations: float) -> float:
         return rope.dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(correction(rope.beta_fast)), 0)
-    high: float = min(math.ceil(correction(rope.beta_slow)), rope.dim - 1)
+    low, high = correction(rope.beta_fast), correction(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(rope.dim // 2) - low) / (high - low), 0, 1)

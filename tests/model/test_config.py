@@ -50,7 +50,32 @@ def test_biases_of_the_llama_forms():
         (hub("v3", scoring_func="softmax"), "softmax"),
         (hub("v3", n_group=5), "n_group"),
         (hub("v3_fp8", quantization_config={"quant_method": "gptq"}), "gptq"),
-        (hub("v3", hidden_size=None), "wrong type"),
+        (hub("v3", hidden_size=None), "lacks the field 'hidden_size'"),
+        (hub("v3", hidden_size="48"), "hidden_size is '48'"),
+        (hub("v3", hidden_size=True), "hidden_size is True"),
+        (hub("v3", num_hidden_layers=10**9), "from 1 to 1024"),
+        (hub("v3", num_hidden_layers=1000, n_routed_experts=4096), "more than"),
+        (hub("v3", n_routed_experts=10**9), "n_routed_experts"),
+        (hub("v3", vocab_size=-1), "vocab_size"),
+        (hub("v3", kv_lora_rank=1e400), "kv_lora_rank is inf"),
+        (hub("v3", qk_rope_head_dim=7), "even number"),
+        (hub("v3", n_group=0), "n_group"),
+        (hub("v3", topk_group=5), "topk_group"),
+        (hub("v3", rms_norm_eps=float("nan")), "rms_norm_eps is nan"),
+        (hub("v3", rope_theta=0.5), "rope_theta"),
+        (hub("v3", rope_scaling="yarn"), "rope_scaling is 'yarn'"),
+        (hub("v3", rope_scaling={"type": "yarn", "factor": None}), "factor"),
+        (hub("v3", rope_scaling={"type": ["yarn"]}), "rope_scaling type"),
+        (hub("v3", partial_rotary_factor=0.5), "partial_rotary_factor"),
+        (hub("v3", eos_token_id="<eos>"), "eos_token_id"),
+        (hub("llm_7b", num_attention_heads=0), "num_attention_heads"),
+        (hub("llm_7b", num_key_value_heads=3), "multiple of num_key_value_heads"),
+        (hub("llm_7b", torch_dtype=["float32"]), "torch_dtype"),
+        (hub("llm_7b", hidden_size=10**5000), "too long to show"),
+        (hub("r1_distill_llama", rope_scaling={"rope_type": "llama3", "factor": 8, "low_freq_factor": 4}), "low_freq"),
+        (hub("v3_fp8", quantization_config={"quant_method": "fp8", "weight_block_size": [128]}), "weight_block_size"),
+        (hub("v3_fp8", quantization_config={"quant_method": "fp8", "weight_block_size": [0, 0]}), "weight_block_size"),
+        ({"model_type": ["llama"]}, "model_type"),
         ({"model_type": "llama"}, "lacks the field"),
         ({}, "None"),
     ],
@@ -64,7 +89,21 @@ def test_what_is_not_supported_is_one_line(config, word):
 def test_load_says_what_is_wrong_with_the_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         ModelConfig.load(tmp_path)
-    for text in ("{", "[]"):
+    for text in ("{", "[]", "[" * 100_000):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(UnsupportedModel):
             ModelConfig.load(tmp_path)
+
+
+def test_eos_may_be_a_list_and_bos_null():
+    config = ModelConfig.from_hub(hub("llm_7b", eos_token_id=[7, 1], bos_token_id=None))
+    assert (config.bos_id, config.eos_ids) == (None, (7, 1))
+
+
+def test_only_moe_16b_spaces_its_expert_layers():
+    def experts(name):
+        config = ModelConfig.from_hub(hub(name, moe_layer_freq=2, num_hidden_layers=4, first_k_dense_replace=1))
+        return [isinstance(layer.ffn, MoeConfig) for layer in config.layers]
+
+    assert experts("moe_16b") == [False, False, True, False]
+    assert experts("v3") == [False, True, True, True]
