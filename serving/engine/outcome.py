@@ -1,13 +1,35 @@
 """What a step's output says about one row: its news, and whether it ends the row.
 
-Reads the NumPy arrays of a StepOutput; changes only the row's own counters (`generated`, `prompt_entries`). The
-numbers of every row are turned into Python's here and nowhere else.
+Reads a StepOutput; changes only the row's own counters (`generated`, `prompt_entries`). NumPy's numbers are turned
+into Python's here and nowhere else: what every row has, in one go for the whole step.
 """
+
+from functools import cached_property
 
 from serving.batch import StepOutput
 from serving.types import Finish, TokenLogprob, Update
 
 from .sequence import Sequence
+
+
+class Results:
+    """A step's output; lists are by row of its batch."""
+
+    def __init__(self, out: StepOutput) -> None:
+        self.arrays = out
+        self.finite: list[bool] = out.finite.tolist()
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        return self.arrays.token.tolist()
+
+    @cached_property
+    def logprobs(self) -> list[float]:
+        return self.arrays.logprob.tolist()
+
+    @cached_property
+    def target_logprobs(self) -> list[list[float]]:
+        return self.arrays.target_logprobs.tolist()
 
 
 def keep_prompt(row: Sequence, out: StepOutput, r: int, start: int, length: int) -> None:
@@ -33,7 +55,7 @@ def _prompt_tops(row: Sequence, out: StepOutput, r: int, count: int) -> list[tup
     return [tuple(zip(i, p, strict=True)) for i, p in zip(ids, logprobs, strict=True)]
 
 
-def scored(row: Sequence, out: StepOutput, r: int) -> Update:
+def scored(row: Sequence, out: Results, r: int) -> Update:
     """The only update of a row that generates nothing."""
     finish = Finish.SCORED if row.sampling is None else Finish.LENGTH
     return Update(
@@ -44,14 +66,14 @@ def scored(row: Sequence, out: StepOutput, r: int) -> Update:
     )
 
 
-def generated(row: Sequence, out: StepOutput, r: int) -> Update:
+def generated(row: Sequence, out: Results, r: int) -> Update:
     """One more token; the first one brings what was asked about the prompt."""
-    token = int(out.token[r])
+    token = out.tokens[r]
     first = row.generated == 0
     row.generated += 1
     return Update(
         row=row.row,
-        tokens=(TokenLogprob(token, float(out.logprob[r]), _top(row, out, r)),),
+        tokens=(TokenLogprob(token, out.logprobs[r], _top(row, out.arrays, r)),),
         target_logprobs=_targets(row, out, r) if first else (),
         prompt_logprobs=tuple(row.prompt_entries) if first else (),
         finish=_finish(row, token),
@@ -64,10 +86,10 @@ def _finish(row: Sequence, token: int) -> Finish | None:
     return Finish.LENGTH if row.generated == row.max_new else None
 
 
-def _targets(row: Sequence, out: StepOutput, r: int) -> tuple[float, ...]:
+def _targets(row: Sequence, out: Results, r: int) -> tuple[float, ...]:
     if not row.targets:
         return ()
-    return tuple(out.target_logprobs[r, : len(row.targets)].tolist())
+    return tuple(out.target_logprobs[r][: len(row.targets)])
 
 
 def _top(row: Sequence, out: StepOutput, r: int) -> tuple[tuple[int, float], ...]:

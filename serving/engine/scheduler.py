@@ -106,12 +106,12 @@ class Scheduler:
 
     def commit(self, step: Step, out: StepOutput) -> Events:
         """Take the results in; rows that have ended meanwhile are passed over."""
-        finite = out.finite.tolist()
+        results = outcome.Results(out)
         events: Events = []
         for r, row in enumerate(step.rows):
             if row.stage is Stage.DONE:
                 continue
-            update = self._take(step, out, r) if finite[r] else _not_finite(row)
+            update = self._take(step, results, r) if results.finite[r] else _not_finite(row)
             if update is None:
                 continue
             final = update.finish is not None or update.error is not None
@@ -202,12 +202,12 @@ class Scheduler:
 
     # Results
 
-    def _take(self, step: Step, out: StepOutput, r: int) -> Update | None:
+    def _take(self, step: Step, out: outcome.Results, r: int) -> Update | None:
         """The row's news; None for a chunk that is not its prompt's last."""
         row = step.rows[r]
         if step.kind is not Kind.DECODE:
             start, length = step.starts[r], step.chunks[r]
-            outcome.keep_prompt(row, out, r, start, length)
+            outcome.keep_prompt(row, out.arrays, r, start, length)
             if start + length < row.num_prompt:
                 return None
         return outcome.scored(row, out, r) if row.max_new == 0 else outcome.generated(row, out, r)

@@ -15,6 +15,8 @@ from serving.batch import NUM_TARGETS, NUM_TOP
 from serving.errors import BadRequest
 from serving.types import Job, Prepared, Priority, SamplingParams, TokenLogprob
 
+_INT32 = range(-(2**31), 2**31)
+
 
 class Stage(Enum):
     WAITING = 0  # in a queue; holds nothing
@@ -59,7 +61,8 @@ class Sequence:
 
 
 def make_sequences(owner: object, job: Job) -> tuple[Sequence, ...]:
-    """One sequence a row of `job`. BadRequest names the row whose numbers no step could carry."""
+    """One sequence a row of `job`. BadRequest names the row whose numbers no step could carry: found here, on the
+    caller's thread, they end a request; found while a step is formed they would end the engine."""
     return tuple(_make(owner, job, index, row) for index, row in enumerate(job.rows))
 
 
@@ -69,7 +72,7 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
     return Sequence(
         owner=owner,
         row=index,
-        prompt=np.array(row.token_ids, np.int32),
+        prompt=_int32(index, row.token_ids),
         num_prompt=len(row.token_ids),
         sampling=sampling,
         targets=row.targets,
@@ -81,6 +84,13 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
     )
 
 
+def _int32(index: int, token_ids: tuple[int, ...]) -> NDArray[np.int32]:
+    try:
+        return np.array(token_ids, np.int32)
+    except OverflowError:
+        raise BadRequest(f"row {index} has a token id that is no 32-bit number") from None
+
+
 def _check(index: int, row: Prepared) -> None:
     if not row.token_ids:
         raise BadRequest(f"row {index} has no tokens; a prompt has one at least")
@@ -89,5 +99,14 @@ def _check(index: int, row: Prepared) -> None:
     asked = max(row.prompt_logprobs, row.sampling.top_logprobs if row.sampling else -1)
     if asked > NUM_TOP:
         raise BadRequest(f"row {index} asks for {asked} alternatives a token; {NUM_TOP} is the most")
-    if row.sampling is not None and row.sampling.max_tokens < 0:
-        raise BadRequest(f"row {index} asks for {row.sampling.max_tokens} tokens; 0 is the least")
+    if not all(target in _INT32 for target in row.targets):
+        raise BadRequest(f"row {index} has a target token that is no 32-bit number")
+    if row.sampling is not None:
+        _check_sampling(index, row.sampling)
+
+
+def _check_sampling(index: int, sampling: SamplingParams) -> None:
+    if sampling.max_tokens < 0:
+        raise BadRequest(f"row {index} asks for {sampling.max_tokens} tokens; 0 is the least")
+    if sampling.top_k not in _INT32:
+        raise BadRequest(f"row {index} has top_k {sampling.top_k}; {_INT32[-1]} is the most")

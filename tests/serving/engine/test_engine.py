@@ -178,6 +178,9 @@ def test_what_can_never_run_is_refused_at_once() -> None:
         ((Prepared((1,), targets=tuple(range(17))),), BadRequest),
         ((Prepared((1,), prompt_logprobs=21),), BadRequest),
         ((generate(max_tokens=-1),), BadRequest),
+        ((Prepared((1,), SamplingParams(top_k=2**31)),), BadRequest),  # numbers that no int32 array holds
+        ((Prepared((2**31,)),), BadRequest),
+        ((Prepared((1,), targets=(2**31,)),), BadRequest),
         ((Prepared((1,) * 513),), ContextLengthExceeded),
         ((generate((1,) * 500, 13),), ContextLengthExceeded),
         (tuple(Prepared((1,)) for _ in range(9)), BadRequest),  # larger than the whole queue
