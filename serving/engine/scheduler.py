@@ -67,8 +67,10 @@ class Scheduler:
                 f"the prompt has {row.num_prompt} tokens and {row.max_new} are asked for: {asked} together, "
                 f"the context is {self._max_context}; shorten the prompt or lower max_tokens"
             )
+        if self._is_score(row):
+            return
         need = self._pool.pages_for(row.num_kv)
-        if not self._is_score(row) and need > self._pool.total:
+        if need > self._pool.total:
             raise ContextLengthExceeded(
                 f"{asked} tokens need {need} KV pages of {self._pool.page_size}; the cache has {self._pool.total}"
             )

@@ -80,13 +80,12 @@ def _label_names(language: Language, asked: Sequence[LabelText] | None, template
 
 
 def _columns(rows: Source, out: Path, labels: Sequence[str]) -> Mapping[str, Type]:
-    """The input's columns where the output's header needs them. ValueError where the output adds one of them."""
-    added = added_names(out, labels)
-    if out.suffix.lower() == ".parquet" or not (isinstance(rows, CsvSource) or out.suffix.lower() == ".jsonl"):
-        columns = find_columns(rows)
+    """The input's columns. ValueError where the output adds one of them: before any work is done."""
+    if isinstance(rows, CsvSource) and out.suffix.lower() != ".parquet":
+        columns = dict.fromkeys(rows.columns, Type.TEXT)
     else:
-        columns = dict.fromkeys(rows.columns if isinstance(rows, CsvSource) else (), Type.TEXT)
-    clash = [name for name in added if name in columns]
+        columns = find_columns(rows)
+    clash = [name for name in added_names(out, labels) if name in columns]
     if clash:
         raise ValueError(f"the input has columns that the output adds: {', '.join(clash)}; rename or remove them")
     return columns

@@ -99,9 +99,6 @@ class JsonlSink:
         self._encoder = msgspec.json.Encoder()
 
     def write(self, record: Record, score: Score) -> None:
-        clash = [name for name in _JSONL_NAMES if name in record.values]
-        if clash:
-            raise ValueError(f"row {record.number} has fields that the output adds: {', '.join(clash)}; rename them")
         failed = score.error is not None
         row = {
             **{name: _json(value) for name, value in record.values.items()},

@@ -46,15 +46,18 @@ class CsvSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._open() as file:
-            self.columns = tuple(next(csv.reader(file), ()))
+        try:
+            with self._open() as file:
+                self.columns = tuple(next(csv.reader(file), ()))
+        except csv.Error as error:
+            raise ValueError(f"{path}: the first line is not CSV: {error}") from error
         if not self.columns:
-            raise ValueError(f"{path} is empty: the first line of a CSV file names its columns")
+            raise ValueError(f"{path}: the first line is empty; it names the columns of a CSV file")
         if any(map(_has_surrogate, self.columns)):
             raise ValueError(f"{path}: the names of the columns are not UTF-8")
         repeated = sorted({name for name in self.columns if self.columns.count(name) > 1})
         if repeated:
-            raise ValueError(f"{path}: a column is there twice: {', '.join(repeated)}")
+            raise ValueError(f"{path}: a column is there twice: {', '.join(map(repr, repeated))}")
 
     def records(self) -> Iterator[Record]:
         with self._open() as file:

@@ -1,7 +1,8 @@
 """Jobs in flight, in order and bounded: memory stays flat however long the file is.
 
 `put` hands a chunk of inputs to the engine and gives back whatever is finished at the front; when the window is full it
-waits for the oldest. A chunk that the engine refuses because of one of its inputs is sent again one input at a time.
+waits for the oldest. A chunk that the engine refuses, for one of its inputs or for its size, is sent again one
+input at a time.
 """
 
 import threading
@@ -67,14 +68,12 @@ class Window(Generic[T]):
     ) -> None:
         self._engine, self._prepare, self._num_chunks = engine, prepare, num_chunks
         self._chunks: deque[Chunk[T]] = deque()
+        self._running: deque[Running] = deque()  # what has not ended, and perhaps some that have; oldest first
         self._num_jobs = 0
 
     def put(self, items: Sequence[T], inputs: Sequence[Input | ServingError]) -> Iterator[tuple[T, Score]]:
         """Submit, and give what is finished in order."""
-        plan = self._prepare(inputs)
-        while (jobs := self._submit(plan, inputs)) is None:
-            yield from self._pop()
-        self._chunks.append(Chunk(items, jobs))
+        self._chunks.append(Chunk(items, self._submit(inputs)))
         while len(self._chunks) > self._num_chunks or (self._chunks and self._chunks[0].finished()):
             yield from self._pop()
 
@@ -84,38 +83,45 @@ class Window(Generic[T]):
 
     def cancel(self) -> None:
         """End everything that still runs; nobody will read it."""
-        for chunk in self._chunks:
-            for job in chunk.jobs:
-                if isinstance(job, Running) and job.ticket is not None:
-                    job.ticket.cancel()
+        for job in self._running:
+            if job.ticket is not None:
+                job.ticket.cancel()
         self._chunks.clear()
 
     def _pop(self) -> Iterator[tuple[T, Score]]:
         return self._chunks.popleft().scores()
 
-    def _submit(
-        self, plan: ScorePlan, inputs: Sequence[Input | ServingError]
-    ) -> Sequence[Running | ServingError] | None:
-        """None: the engine has no room, and will once what is in flight is done."""
+    def _submit(self, inputs: Sequence[Input | ServingError]) -> Sequence[Running | ServingError]:
         try:
-            return [self._start(plan)]
-        except Overloaded:
-            if self._chunks:
-                return None
-            raise
+            return [self._start(inputs)]
         except BadRequest as error:
             return [error] if len(inputs) == 1 else [self._start_one(item) for item in inputs]
 
     def _start_one(self, item: Input | ServingError) -> Running | ServingError:
         try:
-            return self._start(self._prepare([item]))
+            return self._start([item])
         except BadRequest as error:
             return error
 
-    def _start(self, plan: ScorePlan) -> Running:
-        running = Running(plan)
-        if plan.rows:
-            self._num_jobs += 1
-            job = Job(f"offline-{self._num_jobs}", "offline", plan.rows, Priority.LOW, LatencyClass.BATCH)
-            running.ticket = self._engine.submit(job, running.listen)
+    def _start(self, inputs: Sequence[Input | ServingError]) -> Running:
+        """Waits while the engine has no room. BadRequest where it never will."""
+        running = Running(self._prepare(inputs))
+        if not running.plan.rows:
+            return running
+        self._num_jobs += 1
+        rows = running.plan.rows
+        job = Job(f"offline-{self._num_jobs}", "offline", rows, Priority.LOW, LatencyClass.BATCH)
+        while running.ticket is None:
+            self._forget_ended()
+            try:
+                running.ticket = self._engine.submit(job, running.listen)
+            except Overloaded:
+                if not self._running:
+                    raise
+                self._running[0].done.wait()
+        self._running.append(running)
         return running
+
+    def _forget_ended(self) -> None:
+        while self._running and self._running[0].done.is_set():
+            self._running.popleft()

@@ -61,9 +61,19 @@ class LabelSet:
             if result.error is not None:
                 raise _as_serving_error(result.error)
             logprobs += result.target_logprobs  # a row of a longer label has none
-        for sequence, result in zip(self._long, results[len(self._targets) :], strict=True):
-            logprobs.append(sum(token.logprob for token in result.prompt_logprobs[-len(sequence) :]))
-        return dict(zip(self.names, _softmax([logprobs[i] for i in self._places]), strict=True))
+        if self._long:
+            logprobs = self._with_long(logprobs, results[len(self._targets) :])
+        return dict(zip(self.names, _softmax(logprobs), strict=True))
+
+    def _with_long(self, short: Sequence[float], results: Sequence[Update]) -> list[float]:
+        """In the order of the labels: `short` for those of one token, sums over the `results` of the others."""
+        ones, others = iter(short), iter(results)
+        return [
+            next(ones)
+            if len(sequence) == 1
+            else sum(token.logprob for token in next(others).prompt_logprobs[-len(sequence) :])
+            for sequence in self.sequences
+        ]
 
     @cached_property
     def _targets(self) -> tuple[tuple[int, ...], ...]:
@@ -74,12 +84,6 @@ class LabelSet:
     @cached_property
     def _long(self) -> tuple[tuple[int, ...], ...]:
         return tuple(sequence for sequence in self.sequences if len(sequence) > 1)
-
-    @cached_property
-    def _places(self) -> tuple[int, ...]:
-        """Where each label stands in the order of `rows`: those of one token first."""
-        order = sorted(range(len(self.sequences)), key=lambda i: len(self.sequences[i]) > 1)
-        return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def resolve_labels(language: Language, template: RowTemplate | None, asked: Sequence[LabelText] | None) -> LabelSet:

@@ -12,8 +12,11 @@ import pytest
 
 from serving.config import EngineConfig
 from serving.engine.engine import Engine
+from serving.offline.record import Record
 from serving.offline.score import score_file
+from serving.offline.sink import JsonlSink
 from serving.pipeline.language import Language
+from serving.types import Score as ScoreOfRow
 from tests.fakes import FakeClock, FakeRunner, ToyModel
 from tests.fakes_text import FakeLabel, FakeTemplate, byte_language
 
@@ -187,9 +190,11 @@ def test_a_row_that_the_engine_refuses_fails_alone(case: Case) -> None:
 
 def test_a_small_queue_is_waited_for(case: Case) -> None:
     source = case.write("in.csv", "x\n" + "".join(f"{i}\n" for i in range(300)))
-    config = EngineConfig(max_context=512, max_queue_rows=64)
-    assert case.score(source, "out.csv", config=config) == 0
-    assert [row["error"] for row in case.rows("out.csv")] == [""] * 300
+    for num_rows in (64, 7):  # a chunk of 64 rows, and only a part of one
+        case.runner = FakeRunner()
+        config = EngineConfig(max_context=512, max_queue_rows=num_rows)
+        assert case.score(source, "out.csv", config=config) == 0
+        assert [row["error"] for row in case.rows("out.csv")] == [""] * 300
 
 
 @pytest.mark.parametrize(
@@ -198,10 +203,11 @@ def test_a_small_queue_is_waited_for(case: Case) -> None:
         ("in.txt", "x\n1\n", "out.csv", r"in.txt: cannot read .txt; known: .csv, .jsonl"),
         ("in.csv", "x\n1\n", "out.xml", r"cannot write .xml; known: .csv, .jsonl, .parquet"),
         ("in.csv", "x\n1\n", "in.csv", "is the input"),
-        ("in.csv", "", "out.csv", "the first line of a CSV file names its columns"),
-        ("in.csv", "x,x\n1,2\n", "out.csv", "a column is there twice: x"),
+        ("in.csv", "", "out.csv", "names the columns of a CSV file"),
+        ("in.csv", "x," + "a" * 200_000 + "\n1,2\n", "out.csv", "the first line is not CSV: field larger"),
+        ("in.csv", "x,x\n1,2\n", "out.csv", "a column is there twice: 'x'"),
         ("in.csv", "x,label,tier\n1,2,3\n", "out.csv", "columns that the output adds: label, tier"),
-        ("in.jsonl", '{"x":1,"error":2}\n', "out.jsonl", "row 1 has fields that the output adds: error"),
+        ("in.jsonl", '{"x":1,"error":2}\n', "out.jsonl", "columns that the output adds: error"),
         ("in.jsonl", '{"x":1,"prob_bad":2}\n', "out.csv", "columns that the output adds: prob_bad"),
         ("in.csv", b"x,\xff\n1,2\n", "out.csv", "not UTF-8"),
     ],
@@ -223,13 +229,24 @@ def test_missing_files_and_directories(case: Case) -> None:
         case.score(source, "no/out.csv")
 
 
-def test_an_old_output_stays_until_the_new_one_is_complete(case: Case) -> None:
+def test_an_old_output_stays_until_the_new_one_is_complete(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     old = case.write("out.jsonl", "old")
-    source = case.write("in.jsonl", '{"x":1}\n' * 100 + '{"x":1,"label":2}\n')
-    with pytest.raises(ValueError, match="row 101"):
-        case.score(source, "out.jsonl")
+    source = case.write("in.jsonl", '{"x":1}\n' * 100)
+    writes = iter([JsonlSink.write] * 70)
+
+    def write(sink: JsonlSink, record: Record, score: ScoreOfRow) -> None:
+        next(writes, full)(sink, record, score)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JsonlSink, "write", write)
+        with pytest.raises(OSError, match="no space"):
+            case.score(source, "out.jsonl")
     assert old.read_text() == "old"
     assert sorted(path.name for path in case.directory.iterdir()) == ["in.jsonl", "out.jsonl"]
+    case.runner = FakeRunner()
     case.score(case.write("in2.jsonl", '{"x":1}\n'), "out.jsonl")
     assert len(case.objects("out.jsonl")) == 1
 
