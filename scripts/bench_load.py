@@ -36,7 +36,7 @@ LAYER_MB = {"float32": 211, "bfloat16": 105}
 
 def write_checkpoint(directory: Path, megabytes: int, dtype: str) -> None:
     """About `megabytes` of random tensors in hub form."""
-    hub = HUB | {"num_hidden_layers": max(2, megabytes // LAYER_MB[dtype]), "torch_dtype": dtype}
+    hub = HUB | {"num_hidden_layers": max(2, -(-megabytes // LAYER_MB[dtype])), "torch_dtype": dtype}
     (directory / "config.json").write_text(json.dumps(hub))
     stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
     rng = np.random.default_rng(0)
