@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from .cache import init_cache
 from .checkpoint import load_hub
 from .config import ModelConfig, UnsupportedModel
+from .expected import read_expected
 from .plan import mesh_problems, plan
 from .sampling import Sampling
 from .sharding import make_mesh, named, parse_mesh
@@ -177,8 +178,8 @@ def _greedy(path: ServedPath, first: NDArray[Any], lengths: NDArray[Any], count:
 
 def measure(directory: Path, mesh: Mesh | None) -> Result:
     """Compare one variant. Raises what loading raises."""
-    ModelConfig.load(directory)  # an architecture that is not supported is said first
-    expected = np.load(directory / "expected.npz")
+    config = ModelConfig.load(directory)  # an architecture that is not supported is said first
+    expected = read_expected(directory / "expected.npz", config.vocab_size)
     ids, lengths = expected["input_ids"], expected["lengths"]
     model = load_hub(directory, dtype=jnp.dtype(jnp.float32), mesh=mesh)
     mask = np.arange(ids.shape[1])[None, :] < lengths[:, None]
@@ -218,7 +219,7 @@ def run(directories: Sequence[Path | str], *, as_json: bool = False, mesh: str =
     """Check each directory, print the report, return the exit code: 0 ok, 1 wrong, 3 only unsupported."""
     devices = make_mesh(parse_mesh(mesh)) if mesh else None
     results = []
-    for directory in map(Path, directories):
+    for directory in (Path(name).absolute() for name in directories):
         if devices is not None:
             _warn_unshardable(directory, devices)
         results.append(check_one(directory, devices))

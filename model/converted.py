@@ -7,7 +7,8 @@ as two swapped layers. A directory without its manifest was not finished and doe
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from jax.typing import DTypeLike
 
 from .audit import CheckpointError
 from .config import ModelConfig
+from .hub_fields import shown
 from .plan import ParamPlan, mesh_problems, plan
 from .sharding import named
 from .transformer import Transformer
 
 FORMAT = "tidegate-1"
+DTYPES = ("float32", "bfloat16", "float16")
 MANIFEST = "manifest.json"
 
 
@@ -61,22 +64,22 @@ def load_converted(
     """Load what write_converted wrote. `dtype` None keeps the stored one. Raises CheckpointError, UnsupportedModel."""
     config = ModelConfig.load(directory)
     entries = _entries(directory)
-    stored = jnp.dtype(entries.get("embed_tokens.embedding", {}).get("dtype", "float32"))
+    stored = jnp.dtype(entries["embed_tokens.embedding"]["dtype"] if "embed_tokens.embedding" in entries else "float32")
     graph, params = plan(config, stored, moe_impl="dense" if mesh is not None else "auto")
     problems = _differences(params, entries)
     if strict_mesh and mesh is not None:
         problems += mesh_problems(params, mesh)
     if problems:
         raise CheckpointError(directory, problems)
-    arrays = _restore(directory, params, mesh)
-    wrong = [
-        f"checksum: {name} is not what was converted"
-        for name, a in arrays.items()
-        if sha256(a) != entries[name]["sha256"]
-    ]
+    leaves, wrong = {}, []
+    for batch in _batches(params):
+        for param, array in zip(batch, _restore(directory, batch, mesh), strict=True):
+            if sha256(array) != entries[key(param.path)]["sha256"]:
+                wrong.append(f"checksum: {key(param.path)} is not what was converted")
+            leaves[param.path] = nnx.Param(_cast(array, param, dtype), axes=param.axes)
+            del array  # before the next batch is read
     if wrong:
         raise CheckpointError(directory, wrong)
-    leaves = {p.path: nnx.Param(_cast(arrays.pop(key(p.path)), p, dtype), axes=p.axes) for p in params}
     model: Transformer = nnx.merge(graph, nnx.from_flat_state(leaves))
     return model
 
@@ -89,13 +92,24 @@ def _cast(array: jax.Array, param: ParamPlan, dtype: DTypeLike | None) -> jax.Ar
 
 def _entries(directory: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
+        manifest = json.loads((directory / MANIFEST).read_text("utf-8"))
         found, entries = manifest["format"], dict(manifest["params"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(directory, [f"{MANIFEST} is not a manifest: {error!r}"]) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(directory, [f"{MANIFEST} is not a manifest: {shown(error)}"]) from None
     if found != FORMAT:
-        raise CheckpointError(directory, [f"{MANIFEST} has format {found!r}, this version reads {FORMAT!r}"])
+        raise CheckpointError(directory, [f"{MANIFEST} has format {shown(found)}, this version reads {FORMAT!r}"])
+    wrong = [
+        f"{MANIFEST}: {shown(name)} lacks a shape, a dtype or a sha256" for name in entries if not _whole(entries[name])
+    ]
+    if wrong:
+        raise CheckpointError(directory, wrong)
     return entries
+
+
+def _whole(entry: Any) -> bool:
+    fields = entry if isinstance(entry, dict) else {}
+    shape, dtype, digest = (fields.get(name) for name in ("shape", "dtype", "sha256"))
+    return isinstance(shape, list) and dtype in DTYPES and isinstance(digest, str)
 
 
 def _differences(params: list[ParamPlan], entries: Mapping[str, Any]) -> list[str]:
@@ -112,13 +126,35 @@ def _differences(params: list[ParamPlan], entries: Mapping[str, Any]) -> list[st
     return problems + [f"extra: {name} belongs to no parameter of this config" for name in entries if name not in known]
 
 
-def _restore(directory: Path, params: list[ParamPlan], mesh: Mesh | None) -> dict[str, jax.Array]:
+def _batches(params: list[ParamPlan]) -> Iterator[list[ParamPlan]]:
+    """Parameters to restore together: as many as take the bytes of the largest, which bounds the memory in between."""
+    sizes = [math.prod(param.shape) * param.dtype.itemsize for param in params]
+    batch: list[ParamPlan] = []
+    room = largest = max(sizes)
+    for param, size in zip(params, sizes, strict=True):
+        if size > room:
+            yield batch
+            batch, room = [], largest
+        batch.append(param)
+        room -= size
+    yield batch
+
+
+def _restore(directory: Path, params: list[ParamPlan], mesh: Mesh | None) -> list[jax.Array]:
+    """The arrays of `params`, on their devices. Raises CheckpointError."""
     single = SingleDeviceSharding(jax.devices()[0])
 
     def where(param: ParamPlan) -> NamedSharding | SingleDeviceSharding:
         return single if mesh is None else named(mesh, param.axes, param.shape)
 
     target = {key(p.path): jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=where(p)) for p in params}
-    with ocp.StandardCheckpointer() as checkpointer:
-        arrays: dict[str, jax.Array] = checkpointer.restore(directory.absolute() / "params", target)
-    return arrays
+    how = ocp.args.PyTreeRestore(
+        item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
+    )
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            arrays = checkpointer.restore(directory.absolute() / "params", args=how)
+    except Exception as error:  # orbax raises the bare class for data that it cannot read
+        first_line = str(error).partition("\n")[0]
+        raise CheckpointError(directory, [f"params: {shown(first_line, 300)}"]) from error
+    return [arrays.pop(key(param.path)) for param in params]

@@ -5,7 +5,6 @@ Tensors are read with plain file reads, never mapped: a mapped checkpoint counts
 kernel lets it go. Nothing in a header is trusted before it is checked against the file's size.
 """
 
-import itertools
 import json
 import math
 import os
@@ -19,7 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from .hub_fields import shown
+
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_NAME = 256
 MAX_DIMS = 8
 ALIGNMENT = 64  # bytes
 DTYPES: dict[str, np.dtype] = {
@@ -84,7 +86,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], list[str]]:
             return {}, [f"{path.name}: the header claims {length} bytes, the file holds {size - 8} after its length"]
         raw = file.read(length)
     try:
-        header = json.loads(raw, object_pairs_hook=_no_duplicates)
+        header = json.loads(raw, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         return {}, [f"{path.name}: the header is not a JSON object: {error}"]
     if not isinstance(header, dict):
@@ -92,11 +94,19 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], list[str]]:
     return _entries(path, header, 8 + length, size)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) < len(keys):
-        raise ValueError(f"the name {next(k for k in keys if keys.count(k) > 1)!r} occurs twice")
-    return dict(pairs)
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: an object whose names are all different. Raises ValueError."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {shown(name)} occurs twice")
+        found[name] = value
+    return found
+
+
+def printable(name: str) -> str:
+    """A name as it is where it may stand in a line, else escaped and cut."""
+    return name if name.isprintable() and len(name) <= MAX_NAME else shown(name)
 
 
 def _entries(path: Path, header: dict[str, Any], base: int, size: int) -> tuple[dict[str, TensorInfo], list[str]]:
@@ -107,30 +117,47 @@ def _entries(path: Path, header: dict[str, Any], base: int, size: int) -> tuple[
         try:
             tensors[name] = _entry(path, name, entry, base, size)
         except ValueError as error:
-            problems.append(f"{path.name}: tensor {name}: {error}")
-    ordered = sorted((t for t in tensors.values() if t.end > t.begin), key=lambda t: t.begin)
-    for before, after in itertools.pairwise(ordered):
-        if after.begin < before.end:
-            problems.append(f"{path.name}: tensors {before.name} and {after.name} overlap")
-    return tensors, problems
+            problems.append(f"{path.name}: tensor {printable(name)}: {error}")
+    return tensors, problems or _extent_problems(path, list(tensors.values()), base, size)
+
+
+def _extent_problems(path: Path, tensors: list[TensorInfo], base: int, size: int) -> list[str]:
+    """Tensors that share bytes, and bytes that no tensor claims: the format has neither."""
+    problems, end, last = [], base, "the header"
+    for tensor in sorted((t for t in tensors if t.end > t.begin), key=lambda t: t.begin):
+        if tensor.begin < end:
+            problems.append(f"{path.name}: tensors {last} and {tensor.name} overlap")
+        elif tensor.begin > end:
+            problems.append(f"{path.name}: bytes {end} to {tensor.begin} belong to no tensor")
+        if tensor.end > end:
+            end, last = tensor.end, tensor.name
+    if end < size:
+        problems.append(
+            f"{path.name}: bytes {end} to {size} belong to no tensor; the file is longer than its header says"
+        )
+    return problems
 
 
 def _entry(path: Path, name: str, entry: Any, base: int, size: int) -> TensorInfo:
+    if printable(name) != name:
+        raise ValueError(f"its name is not a printable one of at most {MAX_NAME} characters")
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError("its entry lacks dtype, shape or data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"dtype {shown(dtype)} is unknown; known: {', '.join(DTYPES)}")
     if not _naturals(shape) or len(shape) > MAX_DIMS:
-        raise ValueError(f"shape {shape!r} is not a list of at most {MAX_DIMS} sizes")
+        raise ValueError(f"shape {shown(shape)} is not a list of at most {MAX_DIMS} sizes")
     if not _naturals(offsets) or len(offsets) != 2:
-        raise ValueError(f"data_offsets {offsets!r} is not a pair of sizes")
+        raise ValueError(f"data_offsets {shown(offsets)} is not a pair of sizes")
     begin, end = offsets
     needed = math.prod(shape) * DTYPES[dtype].itemsize
     if end - begin != needed:
-        raise ValueError(f"{dtype} {shape} needs {needed} bytes, its data_offsets span {end - begin}")
+        raise ValueError(
+            f"{dtype} {shown(shape)} needs {shown(needed)} bytes, its data_offsets span {shown(end - begin)}"
+        )
     if base + end > size:
-        raise ValueError(f"its data ends at byte {base + end}, the file at {size}")
+        raise ValueError(f"its data ends at byte {shown(base + end)}, the file at {size}")
     return TensorInfo(name, path, dtype, tuple(shape), base + begin, base + end)
 
 

@@ -66,11 +66,37 @@ def test_a_manifest_that_does_not_fit_is_refused(converted, tmp_path):
 
 def test_an_unfinished_conversion_can_be_repeated(tmp_path):
     target = tmp_path / "again"
-    (target / "params").mkdir(parents=True)
-    (target / "params" / "leftover").write_text("of a killed run")
+    (tmp_path / "again.partial" / "params").mkdir(parents=True)
+    (tmp_path / "again.partial" / "params" / "leftover").write_text("of a killed run")
+    target.mkdir()
     convert.run(GOLDEN / "llm_7b", target)
+    assert [path.name for path in tmp_path.iterdir()] == ["again"]
     with pytest.raises(FileExistsError, match="already holds"):
         convert.run(GOLDEN / "llm_7b", target)
     with pytest.raises(ValueError, match="already converted"):
         convert.run(target, tmp_path / "twice")
     load_model(target)
+
+
+def test_a_directory_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "precious").write_text("of someone else")
+    with pytest.raises(FileExistsError, match="not an empty directory"):
+        convert.run(GOLDEN / "llm_7b", tmp_path)
+    assert (tmp_path / "params" / "precious").is_file()
+
+
+def test_an_unknown_dtype_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="'int8' is not supported"):
+        convert.run(tmp_path / "nowhere", tmp_path / "out", dtype="int8")
+
+
+@pytest.mark.parametrize("entry", [3, {}, {"shape": [1], "dtype": "int8", "sha256": ""}])
+def test_a_manifest_with_broken_entries_is_refused(converted, tmp_path, entry):
+    target = tmp_path / "other"
+    shutil.copytree(converted, target)
+    manifest = json.loads((target / "manifest.json").read_text())
+    manifest["params"]["embed_tokens.embedding"] = entry
+    (target / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="lacks a shape, a dtype or a sha256"):
+        load_model(target)
