@@ -33,7 +33,9 @@ def truncate(scaled: Float[Array, "b v"], sampling: Sampling) -> Float[Array, "b
     ordered = jnp.where(ordered >= kth, ordered, -jnp.inf)
     p = jax.nn.softmax(ordered)
     before = jnp.cumsum(p, axis=-1) - p  # mass of strictly better ranks
-    inside = (before < sampling.top_p[:, None]) & (p >= sampling.min_p[:, None] * p[:, :1])
+    top_p = sampling.top_p[:, None]
+    inside = (before < top_p) | (top_p >= 1)  # 1 is off: rounded masses may reach it early, or never
+    inside &= (p >= sampling.min_p[:, None] * p[:, :1]) & (ordered > -jnp.inf)
     inside = inside.at[:, 0].set(True)
     floor = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(scaled >= floor, scaled, -jnp.inf)

@@ -72,3 +72,17 @@ def test_greedy_and_nearly_greedy_rows_beside_a_warm_one():
     mixed = params(3)._replace(temperature=jnp.array([0.0, 1e-9, 5.0]))
     tokens = sample(logits, mixed, jnp.zeros((3,), jnp.int32))
     np.testing.assert_array_equal(np.asarray(tokens)[:2], np.asarray(logits.argmax(-1))[:2])
+
+
+def test_top_k_holds_whatever_the_masses_round_to():
+    """float32 masses of the k best add up to a little less than 1 in some rows: the rest must stay out."""
+    rows, vocab = 512, 17
+    logits = jnp.asarray(np.random.default_rng(3).standard_normal((rows, vocab), np.float32)) * 0.01
+    for k in (2, 3, 5):
+        kept = np.isfinite(np.asarray(truncate_jit(logits, params(rows, top_k=k))))
+        assert (kept.sum(-1) == k).all()
+
+
+def test_top_p_of_one_keeps_the_whole_tail():
+    logits = jnp.asarray([[0.0] + [-17.0] * 8, [158.0, 79.0, 1.0] + [0.0] * 6], jnp.float32)
+    assert np.isfinite(np.asarray(truncate_jit(logits, params(2)))).all()
