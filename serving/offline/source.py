@@ -53,7 +53,7 @@ class CsvSource:
             raise ValueError(f"{path}: the first line is not CSV: {error}") from error
         if not self.columns:
             raise ValueError(f"{path}: the first line is empty; it names the columns of a CSV file")
-        if any(map(_has_surrogate, self.columns)):
+        if _has_surrogate("".join(self.columns)):
             raise ValueError(f"{path}: the names of the columns are not UTF-8")
         repeated = sorted({name for name in self.columns if self.columns.count(name) > 1})
         if repeated:
@@ -82,7 +82,7 @@ class CsvSource:
         error = None
         if len(row) != len(self.columns):
             error = BadRequest(f"row {number} has {len(row)} fields, the header {len(self.columns)}")
-        elif any(map(_has_surrogate, row)):
+        elif _has_surrogate("".join(row)):
             error = BadRequest(f"row {number} is not UTF-8")
         return Record(number, values, error)
 
