@@ -61,13 +61,23 @@ class _Server:
                 self._say_where(addresses[0])
                 threading.Thread(target=self._load_in_thread, name="tidegate-load", daemon=True).start()
                 await self._stop.wait()
+                await self._drain()
         except OSError as error:
             self._say(f"cannot listen on {self._config.server.host}:{self._config.server.port}: {error.strerror}")
             return EXIT_FAILED
         self._pool.close()
-        if self._backend is not None:
-            await asyncio.to_thread(self._backend.engine.close)
         return self._exit_code
+
+    async def _drain(self) -> None:
+        """What runs has `shutdown_s` to end; what is left is answered with an error, streams with an error event."""
+        self._startup.stopping()
+        if self._backend is None:
+            return
+        engine = self._backend.engine
+        if engine.ready:
+            await asyncio.to_thread(engine.close, self._config.server.shutdown_s)
+        else:  # nobody waits for an answer, and a compilation on its way is not waited for
+            threading.Thread(target=engine.close, name="tidegate-close", daemon=True).start()
 
     def _signalled(self) -> None:
         if self._stop.is_set():  # the second one: somebody does not want to wait
@@ -100,6 +110,8 @@ class _Server:
         self._stop.set()
 
     def _loaded(self, backend: Backend) -> None:
+        if self._stop.is_set():
+            return
         self._backend = backend
         stats = backend.engine.stats
         self._metrics.watch(lambda: engine_readings(stats, num_compiles=backend.num_compiles()))

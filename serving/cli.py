@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tidegate: {error}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
-        return 130
+        return _leave(130)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -63,7 +64,19 @@ def _serve(args: argparse.Namespace) -> int:
     _simulate_devices(config.runtime.simulate_devices)
     from .app import serve
 
-    return serve(config, directory.resolve().name, lambda: _load(config, directory))
+    return _leave(serve(config, directory.resolve().name, lambda: _load(config, directory)))
+
+
+def _leave(code: int) -> int:
+    """The code; ends the process at once where a thread of ours still loads, compiles or computes.
+
+    The interpreter's own end would wait for such a thread, or be aborted by it.
+    """
+    if any(thread.name.startswith("tidegate-") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _score(args: argparse.Namespace) -> int:

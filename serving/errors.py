@@ -4,6 +4,8 @@ Raised anywhere in serving, mapped to a response in `transport.middleware` only.
 allowed and what to do; they never quote a value that JSON could not carry.
 """
 
+from collections.abc import Sequence
+
 
 class ServingError(Exception):
     """Base: an answer for a client. `param` names the field at fault, dotted."""
@@ -54,6 +56,10 @@ class ModelNotFound(NotFound):
 
 class MethodNotAllowed(ServingError):
     status, code, kind = 405, "method_not_allowed", "invalid_request_error"
+
+    def __init__(self, message: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = tuple(allowed)
 
 
 class BodyTooLarge(ServingError):

@@ -1,4 +1,4 @@
-"""From an open port to a served model: loading, warming up, ready, or failed, and what each means for a request."""
+"""From an open port to a served model and its end: loading, warming up, ready, stopping, or failed."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +11,7 @@ class Phase(StrEnum):
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
+    STOPPING = "stopping"
     FAILED = "failed"
 
 
@@ -27,6 +28,7 @@ class Startup:
     def __init__(self) -> None:
         self._service: Service | None = None
         self._failed = False
+        self._stopping = False
 
     def loaded(self, service: Service) -> None:
         self._service = service
@@ -34,10 +36,16 @@ class Startup:
     def failed(self) -> None:
         self._failed = True
 
+    def stopping(self) -> None:
+        """From now on new work is refused; what runs goes on."""
+        self._stopping = True
+
     def service(self) -> Service:
-        """Raises NotReady while the model loads and InternalError when that failed."""
+        """Raises NotReady while the model loads or the server stops, and InternalError when loading failed."""
         if self._failed:
             raise InternalError("the model could not be loaded; see the server's log")
+        if self._stopping:
+            raise NotReady("the server is stopping", retry_after_s=5.0)
         if self._service is None:
             raise NotReady("the model is loading", retry_after_s=5.0)
         return self._service
@@ -46,6 +54,8 @@ class Startup:
     def health(self) -> Health:
         if self._failed or (self._service is not None and self._service.engine.failure is not None):
             return Health(Phase.FAILED)
+        if self._stopping:
+            return Health(Phase.STOPPING)
         if self._service is None:
             return Health(Phase.LOADING)
         done, total = self._service.engine.progress

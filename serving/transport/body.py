@@ -2,7 +2,7 @@
 
 import asyncio
 
-from aiohttp import ClientPayloadError, web
+from aiohttp import ClientPayloadError, HttpVersion11, web
 
 from serving.errors import BodyTooLarge, Cancelled, RequestTimeout, UnsupportedMedia
 
@@ -14,11 +14,19 @@ async def read_limited(request: web.Request, *, max_bytes: int, timeout_s: float
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
+            await _invite(request)
             return await _read(request, max_bytes)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {timeout_s:g} s") from None
     except (ClientPayloadError, web.RequestPayloadError, ConnectionError):
         raise Cancelled("the connection ended inside the body") from None
+
+
+async def _invite(request: web.Request) -> None:
+    """A client that asks first gets its word here, after key, size and media were checked (RFC 9110, 10.1.1)."""
+    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # what the response has written so far: nothing
 
 
 async def _read(request: web.Request, max_bytes: int) -> bytes:

@@ -61,7 +61,7 @@ def parse_json(raw: bytes) -> Any:
     try:
         value = msgspec.json.decode(raw)
     except msgspec.ValidationError as error:  # well formed, but a number that no float or int holds
-        raise BadRequest(_reworded(str(error), "")[0]) from None
+        raise BadRequest(f"the body: {_lowered(str(error).partition(' - at ')[0])}") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body is no valid JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
     except RecursionError:

@@ -26,6 +26,7 @@ from .routes import ENDPOINTS, Endpoint
 
 _log = logging.getLogger("tidegate.http")
 _LINGER_S = 5.0  # a client that still sends what was refused gets this long to read why
+_FLUSH_S = 1.0  # at the end, for answers that are being written
 
 
 def build_app(context: Context, version: str) -> web.Application:
@@ -36,8 +37,12 @@ def build_app(context: Context, version: str) -> web.Application:
     app[CONTEXT] = context
     for endpoint in endpoints:
         add = app.router.add_get if endpoint.method == "GET" else app.router.add_post  # GET answers HEAD too
-        add(endpoint.pattern or endpoint.path, endpoint.handler)
+        add(endpoint.pattern or endpoint.path, endpoint.handler, expect_handler=_expect)
     return app
+
+
+async def _expect(request: web.Request) -> None:
+    """Nothing yet: `read_limited` asks for the body once it is known that it will be read."""
 
 
 def _document(version: str) -> Endpoint:
@@ -81,9 +86,10 @@ class _Protocol(web.RequestHandler):
 
 @asynccontextmanager
 async def listen(app: web.Application, *, host: str, port: int) -> AsyncIterator[Sequence[tuple[str, int]]]:
-    """Serve inside the context; yields the addresses. Leaving it gives running requests `shutdown_s` to end."""
+    """Serve inside the context; yields the addresses. Leaving it cuts what the engine has not ended."""
     context = app[CONTEXT]
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=context.config.shutdown_s)
+    flush_s = max(0.1, min(_FLUSH_S, context.config.shutdown_s))  # aiohttp takes 0 for no limit
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=flush_s)
     await runner.setup()
     loop = asyncio.get_running_loop()
     manager = runner.server

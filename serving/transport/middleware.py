@@ -80,8 +80,9 @@ def _as_serving_error(error: Exception, exchange: Exchange) -> ServingError:
         case web.HTTPNotFound():
             return NotFound("there is no such path here; /openapi.json lists them all")
         case web.HTTPMethodNotAllowed():
+            allowed = sorted(error.allowed_methods)
             return MethodNotAllowed(
-                f"{error.method} is not allowed here; use {', '.join(sorted(error.allowed_methods))}"
+                f"{error.method[:16]} is not allowed here; use {', '.join(allowed)}", allowed=allowed
             )
         case web.HTTPRequestEntityTooLarge():
             return BodyTooLarge("the body is too large")

@@ -5,7 +5,7 @@ import math
 import msgspec
 from aiohttp import web
 
-from serving.errors import InternalError, ServingError
+from serving.errors import InternalError, MethodNotAllowed, ServingError
 
 from .schema.common import ErrorBody, ErrorOut
 
@@ -21,10 +21,12 @@ def error_json(error: Exception) -> bytes:
 
 
 def error_response(error: ServingError) -> web.Response:
-    """A whole response, with Retry-After where waiting helps."""
+    """A whole response, with the headers that belong to its status."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.allowed)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(body=error_json(error), status=error.status, content_type="application/json", headers=headers)

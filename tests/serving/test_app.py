@@ -149,3 +149,39 @@ def test_a_port_that_is_taken_is_one_line() -> None:
         config = Config(server=ServerConfig(port=taken.getsockname()[1]))
         assert app.serve(config, "toy", lambda: fake_backend(FakeRunner()), out=out) == 1
         assert out.getvalue().startswith("cannot listen on 127.0.0.1:")
+
+
+def test_a_stream_that_outlasts_the_shutdown_time_ends_with_an_error_event() -> None:
+    runner = FakeRunner(held=True)
+    backend = fake_backend(runner)
+    rest: list[bytes] = []
+    readers: list[threading.Thread] = []
+    lastings: list[http.client.HTTPConnection] = []
+
+    def read_on(response: http.client.HTTPResponse) -> None:
+        while backend.engine.ready:  # until the drain has begun
+            continue
+        runner.release(100)
+        rest.append(response.read())
+
+    def visit(connection: http.client.HTTPConnection) -> None:
+        while get(connection, "/readyz")[0] != 200:
+            continue
+        runner.release(2)  # the prompt and a token; the others come after the signal
+        body = json.dumps({"prompt": "a", "max_tokens": 90, "ignore_eos": True, "stream": True})
+        lasting = http.client.HTTPConnection(
+            "127.0.0.1", connection.port, timeout=30
+        )  # `connection` is closed after us
+        lasting.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = lasting.getresponse()
+        lastings.append(lasting)
+        assert response.readline().startswith(b"data: ")
+        readers.append(threading.Thread(target=read_on, args=(response,), daemon=True))
+        readers[0].start()
+
+    code, _, _ = serve(visit, load=lambda: backend, config=Config(server=ServerConfig(port=0, shutdown_s=0.0)))
+    readers[0].join(30)
+    lastings[0].close()
+    last = rest[0].decode().split("\n\n")[-2]
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping"
+    assert code == 0

@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,29 @@ def test_the_programs_cache_follows_the_environment(monkeypatch: pytest.MonkeyPa
     assert cli._compile_cache(Config()) == tmp_path / "tidegate" / "programs"
     assert cli._compile_cache(load_config(flags={"runtime.compile_cache": "off"})) is None
     assert cli._compile_cache(load_config(flags={"runtime.compile_cache": "/x"})) == Path("/x")
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_the_process_cleanly(name: signal.Signals) -> None:
+    command = [sys.executable, "-m", "serving.cli", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("tidegate serves")
+        process.send_signal(name)
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+    assert out.splitlines()[-1] == "stopping"
+
+
+def test_threads_of_ours_that_still_run_do_not_hold_the_process_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(cli.os, "_exit", codes.append)
+    assert cli._leave(3) == 3
+    assert codes == []
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="tidegate-load")
+    thread.start()
+    cli._leave(3)
+    done.set()
+    thread.join()
+    assert codes == [3]

@@ -41,3 +41,13 @@ def test_a_failed_load_is_final() -> None:
     assert startup.health.phase is Phase.FAILED
     with pytest.raises(InternalError):
         startup.service()
+
+
+def test_a_server_that_stops_takes_no_new_work() -> None:
+    startup, service = Startup(), FakeService(FakeEngine(ready=True))
+    startup.loaded(service)  # type: ignore[arg-type]
+    startup.stopping()
+    assert startup.health.phase is Phase.STOPPING
+    with pytest.raises(NotReady, match="stopping") as caught:
+        startup.service()
+    assert caught.value.retry_after_s

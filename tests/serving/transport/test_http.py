@@ -106,3 +106,20 @@ def test_a_connection_is_kept_for_the_next_request(small: Served) -> None:
 def test_head_is_get_without_the_body(small: Served) -> None:
     answer = small.send("HEAD", "/livez")
     assert (answer.status, answer.body) == (200, b"")
+
+
+def test_a_client_that_asks_first_is_told_to_go_on_only_where_the_body_is_read(small: Served) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    asking = head("Expect: 100-continue", f"Content-Length: {len(body)}")
+    with small.open_socket() as connection:
+        connection.sendall(asking)
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert exchange(small, head("Expect: 100-continue", f"Content-Length: {LIMIT + 1}")).status == 413
+    assert exchange(small, head("Expect: 100-continue", "Content-Length: 5", "Content-Encoding: gzip")).status == 415
+
+
+def test_an_expectation_that_nobody_knows_is_ignored(small: Served) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    assert exchange(small, head("Expect: a miracle", f"Content-Length: {len(body)}") + body).status == 200

@@ -71,6 +71,7 @@ def test_a30_paths_lead_nowhere(server: Served, path: str) -> None:
 def test_wrong_methods_say_which_is_right(server: Served) -> None:
     answer = server.get("/v1/score")
     assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] in answer.error["message"]
     assert "POST" in answer.error["message"]
     assert server.post("/livez", {}).status == 405
 
