@@ -30,6 +30,7 @@ class GenerationRequest:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    seed_is_fresh: bool = False  # the client gave none: then equal prompts of one request must not draw alike
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -104,7 +105,8 @@ def prepare_generation(language: Language, request: GenerationRequest) -> Genera
     for prompt in prompts:
         max_tokens = _clipped(language, prompt, request.max_tokens)
         for choice in range(request.num_choices):
-            rows.append(_row(language, request, prompt, choice, max_tokens))
+            draw = len(choices) if request.seed_is_fresh else choice
+            rows.append(_row(language, request, prompt, draw, max_tokens))
             choices.append(_choice(language, request, prompt, len(choices)))
     num_tokens = sum(len(prompt) for prompt in prompts)
     return GenerationPlan(tuple(rows), tuple(choices), num_tokens, request.num_choices)
@@ -131,14 +133,14 @@ def _stop_ids(language: Language, request: GenerationRequest) -> tuple[int, ...]
     return tuple(dict.fromkeys((*eos, *request.stop_token_ids)))
 
 
-def _row(language: Language, request: GenerationRequest, prompt: Prompt, choice: int, max_tokens: int) -> Prepared:
+def _row(language: Language, request: GenerationRequest, prompt: Prompt, draw: int, max_tokens: int) -> Prepared:
     sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
         min_p=request.min_p,
-        seed=choice_seed(request.seed, choice),
+        seed=choice_seed(request.seed, draw),
         stop_token_ids=_stop_ids(language, request),
         top_logprobs=request.logprobs,
     )

@@ -33,6 +33,7 @@ def generation_request(
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
         seed=fresh_seed if body.seed is None else body.seed,
+        seed_is_fresh=body.seed is None,
         stop=_stops(body.stop),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),

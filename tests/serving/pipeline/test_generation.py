@@ -31,6 +31,12 @@ def test_choices_of_a_prompt_differ_in_their_seed_alone() -> None:
     assert alone.seed == seeds[0]
 
 
+def test_equal_prompts_differ_where_the_client_gave_no_seed() -> None:
+    request = replace(REQUEST, num_choices=2, prompts=(TextInput("a"), TextInput("a")), seed_is_fresh=True)
+    plan = prepare_generation(byte_language(), request)
+    assert len({row.sampling.seed for row in plan.rows if row.sampling}) == 4
+
+
 def test_max_tokens_is_clipped_to_what_the_context_leaves() -> None:
     assert sampling(replace(REQUEST, max_tokens=5), 10).max_tokens == 5
     assert sampling(replace(REQUEST, max_tokens=500), 10).max_tokens == 8
