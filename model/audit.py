@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .architecture import MoeConfig
 from .config import ModelConfig
 from .hub_fields import shown
 from .plan import ParamPlan
@@ -68,6 +69,15 @@ def _open_shards(directory: Path, shards: Mapping[str, str]) -> tuple[dict[str, 
         if name not in tensors and (directory / file).is_file()
     ]
     return tensors, problems
+
+
+def size_problems(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """A config so much larger than its files that naming each missing tensor would take minutes and help nobody."""
+    layers = (*config.layers, *config.mtp_layers)
+    needed = 3 * sum(layer.ffn.num_experts if isinstance(layer.ffn, MoeConfig) else 1 for layer in layers)
+    if needed <= 1000 + 10 * len(tensors):
+        return []
+    return [f"missing: the config describes more than {needed} tensors, the files hold {len(tensors)}"]
 
 
 def find_problems(

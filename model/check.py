@@ -23,9 +23,9 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from .cache import init_cache
-from .checkpoint import load_hub
 from .config import ModelConfig, UnsupportedModel
 from .expected import read_expected
+from .load import load_model
 from .plan import mesh_problems, plan
 from .sampling import Sampling
 from .sharding import make_mesh, named, parse_mesh
@@ -179,9 +179,9 @@ def _greedy(path: ServedPath, first: NDArray[Any], lengths: NDArray[Any], count:
 def measure(directory: Path, mesh: Mesh | None) -> Result:
     """Compare one variant. Raises what loading raises."""
     config = ModelConfig.load(directory)  # an architecture that is not supported is said first
+    model = load_model(directory, dtype=jnp.dtype(jnp.float32), mesh=mesh)
     expected = read_expected(directory / "expected.npz", config.vocab_size)
     ids, lengths = expected["input_ids"], expected["lengths"]
-    model = load_hub(directory, dtype=jnp.dtype(jnp.float32), mesh=mesh)
     mask = np.arange(ids.shape[1])[None, :] < lengths[:, None]
     logits, mtp = _full_forward(model, ids, mesh)
     path = ServedPath(model, len(ids), int(lengths.max()) + expected["greedy"].shape[1], mesh)

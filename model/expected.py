@@ -16,7 +16,7 @@ Arrays = Mapping[str, NDArray[Any]]
 def read_expected(path: Path, vocab_size: int) -> Arrays:
     """The arrays that `check` uses. Raises ValueError with all that is wrong, FileNotFoundError."""
     try:
-        with np.load(path) as archive:
+        with path.open("rb") as file, np.load(file) as archive:
             arrays = {name: archive[name] for name in (*NEEDED, "mtp_logits") if name in archive}
     except (ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a readable npz file: {error}") from None

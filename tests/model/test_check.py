@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from model.check import TOLERANCE, check_one, run
+from model.expected import read_expected
 from tests.model.shared import GOLDEN, VARIANTS
 
 
@@ -53,3 +54,25 @@ def test_json_report_and_exit_codes(llama, capsys):
     assert [row["status"] for row in rows] == ["unsupported", "wrong", "wrong"]
     assert set(rows[0]) == {"variant", "status", "max_err", "greedy_equal", "error"}
     assert set(rows[0]["max_err"]) == {"logits", "logprobs", "mtp_logits"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "word"),
+    [
+        (b"", "not a readable npz"),
+        (b"PK\x03\x04 and no more", "not a readable npz"),
+        ({"lengths": np.array([1, 99, 1])}, "lengths must be"),
+        ({"input_ids": np.full((3, 48), 999)}, "input_ids must be"),
+        ({"input_ids": np.zeros((0, 0), np.int32)}, "not empty"),
+        ({"logits": np.zeros((2, 2), np.float32)}, r"logits is \[2, 2\]"),
+        ({"lengths": np.array([None, {}, 1], object)}, "not a readable npz"),
+    ],
+)
+def test_a_broken_expected_file_is_one_line(llama, raw, word):
+    path = llama / "expected.npz"
+    if isinstance(raw, bytes):
+        path.write_bytes(raw)
+    else:
+        np.savez(path, **(dict(np.load(path)) | raw))
+    with pytest.raises(ValueError, match=word):
+        read_expected(path, 256)

@@ -163,6 +163,27 @@ def test_the_index_and_its_files_must_agree(tmp_path):
     assert any(f"{names[1]} is listed by the index but not in the file" in line for line in found)
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", '{"weight_map": {"a": "x", "a": "y"}}', '{"weight_map": [1]}'])
+def test_an_index_that_is_none(v3, text):
+    (v3 / "model.safetensors.index.json").write_text(text)
+    assert "is not an object with a weight_map" in problems(v3)[0]
+
+
+def test_a_config_far_larger_than_the_files_is_one_line(v3):
+    configure(v3, num_hidden_layers=64, n_routed_experts=4096)
+    assert len(problems(v3)) == 1
+
+
+def test_scales_that_are_no_numbers_are_refused(tmp_path):
+    target = tmp_path / "fp8"
+    shutil.copytree(GOLDEN / "v3_fp8", target)
+    info = next(t for n, t in read_header(target / "model.safetensors")[0].items() if n.endswith("_scale_inv"))
+    with (target / "model.safetensors").open("r+b") as file:
+        file.seek(info.begin)
+        file.write(struct.pack("<f", float("nan")))
+    assert problems(target) == (f"value: {info.name} has 1 scales that are negative or not finite",)
+
+
 def header_file(path: Path, header: Any, data: bytes = b"") -> Path:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
@@ -177,6 +198,11 @@ def header_file(path: Path, header: Any, data: bytes = b"") -> Path:
         ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, "shape"),
         ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, "shape"),
         ({"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, "unknown"),
+        ({"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, "unknown"),
+        ({"a": {"dtype": "F32", "shape": [10**3000] * 8, "data_offsets": [0, 4]}}, "too long to show"),
+        ({"\x1b[31m": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}, "printable"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "belong to no tensor"),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, "at its end, belong to no tensor"),
         ({"a": {"shape": [1]}}, "lacks"),
         ({"a": 3}, "lacks"),
         ([], "not a JSON object"),
