@@ -15,7 +15,8 @@ def request(**fields: object) -> GenerationRequest:
 
 
 def test_what_is_not_sent_has_openais_defaults() -> None:
-    assert request() == GenerationRequest(prompts=PROMPTS, max_tokens=3, seed=99)
+    assert request() == GenerationRequest(prompts=PROMPTS, max_tokens=3, seed=99, seed_is_fresh=True)
+    assert not request(seed=0).seed_is_fresh
 
 
 def test_what_is_sent_is_taken() -> None:
