@@ -15,6 +15,8 @@ operations, never code. A row's text depends on the numbers only: `12`, `12.0` a
     [labels]
     good = {text = " good", value = 0}
     bad = {text = " bad", value = 1, positive = true}
+    [example]                           # a row to show people; optional
+    limit_bal = 80000
 """
 
 import math
@@ -71,6 +73,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: dict[str, _WordEntry] = {}
     threshold: float = 0.5
     label_column: str = "label"
+    example: dict[str, int | float | str] = {}
 
 
 class Template:
@@ -94,6 +97,8 @@ class Template:
         self._form = "%s".join(literal.replace("%", "%%") for literal in self.literals)
         _check_labels(self.labels, self.threshold)
         _check_fields(self._fields, file)
+        self.example: Mapping[str, int | float | str] = file.example
+        self._check_example()
 
     @classmethod
     def load(cls, path: str | Path) -> "Template":
@@ -122,6 +127,13 @@ class Template:
                 raise TemplateError(str(error)) from error
         fields = (shown[f] if f in shown else _plain(numbers[f]) for f in self._fields)
         return self._form % tuple(fields)
+
+    def _check_example(self) -> None:
+        try:
+            if self.example:
+                self.render(self.example)
+        except TemplateError as error:
+            raise TemplateError(f"example: {error}", error.column) from error
 
     def decide(self, probabilities: Mapping[str, float]) -> str:
         """The label to return: the positive one from the threshold on, else the likeliest of the others."""

@@ -21,5 +21,6 @@ def example_request(language: Language) -> tuple[str, str]:
     """A path and a body that this model answers: for the line that `serve` prints."""
     if language.default_template is None:
         return "/v1/completions", json.dumps({"prompt": "Hello", "max_tokens": 16})
-    columns = language.templates[language.default_template].columns
-    return "/v1/score", json.dumps({"inputs": [{"features": dict.fromkeys(columns, 0)}]}, separators=(",", ":"))
+    template = language.templates[language.default_template]
+    row = dict(template.example) or dict.fromkeys(template.columns, 0)
+    return "/v1/score", json.dumps({"inputs": [{"features": row}]}, separators=(",", ":"))

@@ -77,6 +77,7 @@ class FakeTemplate:
     columns: tuple[str, ...] = ("x",)
     labels: tuple[FakeLabel, ...] = (FakeLabel("good", "G"), FakeLabel("bad", "B"))
     threshold: float = 0.5
+    example: Mapping[str, object] = field(default_factory=dict)
 
     def render(self, features: Mapping[str, object]) -> str:
         if "x" not in features:

@@ -195,3 +195,13 @@ def test_features_may_be_any_mapping(template: Template) -> None:
             return len(ROW)
 
     assert template.render(Features()) == template.render(ROW)
+
+
+def test_an_example_must_render(tmp_path: Path) -> None:
+    example = '[example]\namount = 5\nmonths = 2\npurpose = "car"\n'
+    template = load(FILE + example, tmp_path)
+    assert template.render(template.example) == template.render({"amount": "5", "months": 2.0, "purpose": "car"})
+    assert load(FILE, tmp_path).example == {}
+    with pytest.raises(TemplateError, match=r"example: .*'months'") as caught:
+        load(FILE + example.replace("months = 2\n", ""), tmp_path)
+    assert caught.value.column == "months"

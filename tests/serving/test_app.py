@@ -17,7 +17,7 @@ from serving import app
 from serving.backend import Backend
 from serving.config import Config, EngineConfig, ServerConfig
 from serving.engine.engine import Engine
-from tests.fakes import FakeRunner
+from tests.fakes import FakeRunner, ToyModel
 from tests.fakes_text import byte_language
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 
 
 def test_a_stream_that_outlasts_the_shutdown_time_ends_with_an_error_event() -> None:
-    runner = FakeRunner(held=True)
+    runner = FakeRunner(ToyModel(scripts={tuple(b"a"): b"b" * 90}), held=True)  # whole characters
     backend = fake_backend(runner)
     rest: list[bytes] = []
     readers: list[threading.Thread] = []

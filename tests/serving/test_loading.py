@@ -26,7 +26,10 @@ def test_the_example_is_a_request_that_the_template_renders() -> None:
     language = make_language(tokenizer, None, template, max_context=512, vocab_size=tokenizer.vocab_size)
     path, body = example_request(language)
     assert path == "/v1/score"
-    assert template.render(json.loads(body)["inputs"][0]["features"])
+    features = json.loads(body)["inputs"][0]["features"]
+    assert template.render(features)
+    assert features == template.example
+    assert features["limit_bal"] > 0
     bare = make_language(tokenizer, None, None, max_context=512, vocab_size=tokenizer.vocab_size)
     assert example_request(bare)[0] == "/v1/completions"
 

@@ -39,6 +39,18 @@ def test_completions(client: openai.OpenAI) -> None:
     strictly(answer)
 
 
+def test_an_echo_with_logprobs_starts_with_nulls_as_openais_does(client: openai.OpenAI) -> None:
+    """The class declares plain numbers, but OpenAI's own first entries are null, and the client takes them."""
+    answer = client.completions.create(model="toy", prompt="count", temperature=0, max_tokens=20, logprobs=2, echo=True)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+    logprobs.token_logprobs[0], logprobs.top_logprobs[0] = 0.0, {}
+    strictly(answer)
+
+
 def test_streamed_completions(client: openai.OpenAI) -> None:
     with client.completions.create(
         model="toy",
