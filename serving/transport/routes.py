@@ -47,7 +47,8 @@ ENDPOINTS = (
     Endpoint("GET", "/readyz", readyz, "Whether requests are served yet.", None, Health, open=True),
     Endpoint("GET", "/metrics", metrics, "Counters for Prometheus.", open=True),
     *(
-        Endpoint("POST", path, unsupported, "Not supported.", documented=False)
+        Endpoint(method, path, unsupported, "Not supported.", documented=False)
+        for method in ("POST", "GET")
         for path in (
             "/v1/embeddings",
             "/v1/responses",

@@ -113,6 +113,8 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="not supported"):
         client.embeddings.create(model="toy", input="a")
+    with pytest.raises(openai.BadRequestError, match="not supported"):
+        client.files.list()
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.chat.completions.create(
             model="toy",
