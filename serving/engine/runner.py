@@ -5,6 +5,7 @@ is donated to a step and rebound to what it returns in one assignment. Everythin
 a shape that was not raises, and nothing outside these programs computes, so no request can cause a compile.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -111,6 +112,9 @@ class JaxRunner:
                 raise
         for bucket in {b.kind: b for b in order}.values():  # the last of a kind is its smallest
             self.submit(padding(bucket)).result()
+        # What tracing left stays for ever: each full collection would walk it all, while no request is answered.
+        gc.collect()
+        gc.freeze()
 
     def submit(self, batch: Batch) -> "JaxPending":
         """Dispatch. ValueError for a bucket that was not compiled."""

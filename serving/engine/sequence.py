@@ -16,6 +16,7 @@ from serving.errors import BadRequest
 from serving.types import Job, Prepared, Priority, SamplingParams, TokenLogprob
 
 _INT32 = range(-(2**31), 2**31)
+_NO_STOPS: frozenset[int] = frozenset()
 
 
 class Stage(Enum):
@@ -80,7 +81,7 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
         priority=job.priority,
         deadline_s=job.deadline_s,
         max_new=0 if sampling is None else sampling.max_tokens,
-        stops=frozenset() if sampling is None else frozenset(sampling.stop_token_ids),
+        stops=_NO_STOPS if sampling is None else frozenset(sampling.stop_token_ids),
     )
 
 

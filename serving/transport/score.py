@@ -1,5 +1,8 @@
 """POST /v1/score: rows in, labels with probabilities out. A malformed row fails alone, by index."""
 
+from collections.abc import Sequence
+
+import msgspec
 from aiohttp import web
 
 from serving.errors import BadRequest, ServingError
@@ -23,7 +26,7 @@ async def score(request: web.Request) -> web.StreamResponse:
     check_rows(request, len(body.inputs), "inputs")
     call = make_call(request, body, LatencyClass.SCORE)
     answer = await context.startup.service().score(
-        [read_input(item, f"inputs[{i}]") for i, item in enumerate(body.inputs)],
+        read_inputs(body.inputs),
         labels=_labels(body.labels),
         template=body.template,
         call=call,
@@ -41,10 +44,31 @@ async def score(request: web.Request) -> web.StreamResponse:
     return json_response(out)
 
 
+def read_inputs(items: Sequence[object]) -> list[Input | ServingError]:
+    """The rows as the pipeline takes them, each malformed one as its error."""
+    try:
+        rows = msgspec.convert(items, list[ScoreInput])  # all at once, which is cheap, where none is malformed
+    except msgspec.ValidationError:
+        return [read_input(item, f"inputs[{i}]") for i, item in enumerate(items)]
+    return [_input(row, i) for i, row in enumerate(rows)]
+
+
+def _input(row: ScoreInput, index: int) -> Input | ServingError:
+    if row.features is not None and row.text is None and row.messages is None and row.token_ids is None:
+        return FeatureInput(row.features, row.template)
+    return _checked(row, f"inputs[{index}]")
+
+
 def read_input(item: object, path: str) -> Input | ServingError:
     """One row as the pipeline takes it, or what is wrong with it."""
     try:
-        row = convert(item, ScoreInput, path)
+        return _checked(convert(item, ScoreInput, path), path)
+    except ServingError as error:
+        return error
+
+
+def _checked(row: ScoreInput, path: str) -> Input | ServingError:
+    try:
         messages = None
         if row.messages is not None:
             messages = chat_input(
