@@ -6,6 +6,7 @@ a shape that was not raises, and nothing outside these programs computes, so no 
 """
 
 import gc
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -38,11 +39,21 @@ Results = tuple[jax.Array, StepOutputs]
 
 
 def use_compilation_cache(directory: Path) -> None:
-    """Keep compiled programs of this process in `directory`, however small: the second start is fast."""
+    """Keep compiled programs of this process in `directory`, however small: the second start is fast.
+
+    By the number of cores: XLA cuts a CPU program into pieces for the cores that it sees and JAX's key leaves them out,
+    so a program that was compiled on two cores is found on one, where it takes a third longer.
+    """
+    directory = directory / f"{_num_cores()}-cores"
     directory.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _num_cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class JaxRunner:
