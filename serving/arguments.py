@@ -80,12 +80,17 @@ def _add_convert(commands: Commands) -> None:
     parser = _add(
         commands,
         "convert",
-        "Write a hub directory as an Orbax checkpoint with a manifest.",
-        "  tidegate convert ./DeepSeek-V2-Lite ./v2-lite-orbax --dtype bfloat16",
+        "Write a hub directory as an Orbax checkpoint with a manifest, or from and to GGUF.",
+        "  tidegate convert ./DeepSeek-V2-Lite ./v2-lite-orbax --dtype bfloat16\n"
+        "  tidegate convert model.Q4_K_M.gguf ./model\n"
+        "  tidegate convert ./model model.q8_0.gguf --to gguf --dtype q8_0",
     )
-    parser.add_argument("source", metavar="SRC", help="a hub directory")
-    parser.add_argument("target", metavar="DST", help="where to write")
-    parser.add_argument("--dtype", metavar="DTYPE", help="float32, bfloat16 or float16 (default: the checkpoint's)")
+    parser.add_argument("source", metavar="SRC", help="a hub directory, or a GGUF file of llama or qwen2 form")
+    parser.add_argument("target", metavar="DST", help="where to write: a GGUF becomes a hub directory")
+    parser.add_argument("--to", metavar="FORM", help="gguf: a file that llama.cpp reads")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="float32, bfloat16 or float16 (default: the checkpoint's); to GGUF: f32, q8_0"
+    )
     parser.add_argument(
         "--ignore", metavar="PATTERN", action="append", default=[], help="extra tensors to leave out, by name"
     )

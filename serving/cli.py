@@ -100,7 +100,7 @@ def _load(config: Config, directory: Path) -> "Backend":
 def _convert(args: argparse.Namespace) -> int:
     from model import convert
 
-    return convert.run(args.source, args.target, dtype=args.dtype, ignore=tuple(args.ignore))
+    return convert.run(args.source, args.target, dtype=args.dtype, ignore=tuple(args.ignore), to=args.to)
 
 
 def _check(args: argparse.Namespace) -> int:
