@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .adjust import Adjust, Tables, adjusted, count
 from .cache import PageView, Pool
 from .sampling import Sampling, sample
 from .transformer import Transformer
@@ -32,13 +33,18 @@ class StepInput(NamedTuple):
     sampling: Sampling
     want_top: Bool[Array, ""]
     want_prompt: Bool[Array, ""]
+    adjust: Adjust | None = None  # None where the state has no tables
 
 
 class DeviceState(NamedTuple):
-    """What stays on the device between steps; donated to each step and returned from it."""
+    """What stays on the device between steps; donated to each step and returned from it.
+
+    `tables` None: this server adjusts no logits; the same for all steps of a state.
+    """
 
     pools: tuple[Pool, ...]
     last_token: Int[Array, " slots"]  # the token sampled last in each slot; slot 0 takes the writes of padding
+    tables: Tables | None = None
 
 
 class StepOutputs(NamedTuple):
@@ -67,8 +73,11 @@ def extend_step(
     """One chunk of each prompt into the cache; samples after its last token into the row's slot."""
     view = PageView(batch.page_table, _positions(batch), batch.length)
     hidden, pools = model.hidden_paged(batch.tokens, view, state.pools)
-    out = _outputs(model, hidden, batch, num_top)
-    return DeviceState(pools, state.last_token.at[batch.slot].set(out.token)), out
+    out = _outputs(model, hidden, batch, num_top, state.tables)
+    tables = state.tables
+    if tables is not None and batch.adjust is not None:
+        tables = count(tables, batch.adjust, out.token)
+    return DeviceState(pools, state.last_token.at[batch.slot].set(out.token), tables), out
 
 
 def decode_step(
@@ -83,11 +92,14 @@ def _positions(batch: StepInput) -> Int[Array, "b t"]:
     return batch.start[:, None] + jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)[None, :]
 
 
-def _outputs(model: Transformer, hidden: Float[Array, "b t d"], batch: StepInput, num_top: int) -> StepOutputs:
+def _outputs(
+    model: Transformer, hidden: Float[Array, "b t d"], batch: StepInput, num_top: int, tables: Tables | None = None
+) -> StepOutputs:
     last = jnp.maximum(batch.length - 1, 0)
     logits = model.logits(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
     logprobs = jax.nn.log_softmax(logits)
-    token = sample(logits, batch.sampling, batch.start + batch.length)
+    wanted = logits if tables is None or batch.adjust is None else adjusted(logits, tables, batch.adjust)
+    token = sample(wanted, batch.sampling, batch.start + batch.length)
     top_logprobs, top_ids = _top_if(batch.want_top, logprobs, num_top)
     prompt = _prompt_logprobs(model, hidden, batch, num_top)
     return StepOutputs(

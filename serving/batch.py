@@ -48,8 +48,38 @@ class Batch:
     top_p: NDArray[np.float32]  # [rows] 1: off
     min_p: NDArray[np.float32]  # [rows] 0: off
     seed: NDArray[np.uint32]  # [rows, 2] the two halves of a 64-bit seed
+    table: NDArray[np.int32]  # [rows] the slot, where the row's tables change what this step samples; else 0
+    repetition_penalty: NDArray[np.float32]  # [rows] 1: off
+    presence_penalty: NDArray[np.float32]  # [rows] 0: off
+    frequency_penalty: NDArray[np.float32]  # [rows] 0: off
     want_top: NDArray[np.bool_]  # [] any row wants the most likely tokens after its last position
     want_prompt: NDArray[np.bool_]  # [] any row wants log-probabilities inside its prompt
+    # Written before the step, in this order; () nearly always.
+    set_tables: tuple["SlotTable", ...] = ()
+    set_masks: tuple["SlotMask", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """All that a slot's tables say about its row, when the row samples in this slot for the first time.
+
+    Token ids are below the model's vocabulary. What the slot's last owner left is replaced. Tokens that a step samples
+    are counted on the device from then on.
+    """
+
+    slot: int
+    prompt: NDArray[np.int32]  # [n] the row's prompt as it was asked for
+    generated: NDArray[np.int32]  # [m] generated before: a row that is resumed
+    bias: tuple[tuple[int, float], ...]  # added to a token's logit
+    allowed: tuple[int, ...] | None  # None: every token
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMask:
+    """The tokens that a slot's row may draw from now on. Bit i % 32 of word i / 32: token i."""
+
+    slot: int
+    words: NDArray[np.uint32]  # [ceil(vocabulary / 32)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +123,7 @@ class Runner(Protocol):
         ...
 
     def submit(self, batch: Batch) -> Pending:
-        """Dispatch without waiting."""
+        """Write what the batch sets, then dispatch the step, without waiting for either."""
         ...
 
     def reset(self) -> None:

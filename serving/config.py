@@ -27,6 +27,13 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     score_batch_tokens: Annotated[int, Meta(ge=1, description="rows x padded length of one score batch")] = 4096
     prefill_chunk: Annotated[int, Meta(ge=1, description="tokens of one prompt per step")] = 256
     prefill_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of all prompts per step")] = 512
+    sampling_tables: Annotated[
+        bool,
+        Meta(
+            description="keep what penalties, logit_bias and guided output need: 8 bytes a slot and vocabulary entry "
+            "on the device (66 MB for 64 slots and 129,280 tokens); off: requests that use them are refused"
+        ),
+    ] = True
     step_tokens: Annotated[
         int, Meta(ge=0, description="what a step costs beside its tokens, in tokens: higher fills batches more")
     ] = 64

@@ -8,7 +8,7 @@ Invariant: every sequence ends in exactly one Update whose `finish` or `error` i
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Priority(IntEnum):
@@ -61,9 +61,22 @@ class FeatureInput:
 Input = TextInput | TokenInput | ChatInput | FeatureInput
 
 
+class Constraint(Protocol):
+    """What a row's text must be, token by token: one of its own for every row, used by one thread at a time."""
+
+    @property
+    def mask(self) -> bytes | None:
+        """The tokens that may come next, token i as bit i % 8 of byte i // 8; None: the text is complete."""
+        ...
+
+    def push(self, token_id: int) -> None:
+        """Take a token that `mask` allows, and find the next mask. Takes its time; raises where it cannot go on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue a prompt. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """How to continue a prompt. temperature 0 is greedy; top_k 0, top_p 1 and penalties 0 (repetition: 1) are off."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -73,6 +86,25 @@ class SamplingParams:
     seed: int = 0  # 64 bits, already resolved: never None, one per choice
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int = -1  # -1: none; 0: the chosen token's only; n: the n most likely too
+    repetition_penalty: float = 1.0  # of tokens in prompt or output
+    presence_penalty: float = 0.0  # of generated tokens
+    frequency_penalty: float = 0.0  # of generated tokens, each time
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    constraint: Constraint | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """The logits are changed before a token is drawn."""
+        off = (1.0, 0.0, 0.0, (), None, None)
+        return off != (
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias,
+            self.allowed_token_ids,
+            self.constraint,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +149,7 @@ class Update:
     tokens: tuple[TokenLogprob, ...] = ()  # newly generated
     target_logprobs: tuple[float, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # one per prompt token from the second on
+    num_cached: int = 0  # prompt tokens whose prefill the prefix cache saved; told once, with the first news
     finish: Finish | None = None
     error: Exception | None = None  # a serving.errors.ServingError
 

@@ -1,8 +1,9 @@
 """The device side of the border: JAX programs compiled ahead of time, one a bucket, and the state they pass on.
 
-The only module of the engine that knows JAX arrays. What stays on the device (KV pools, the last token of each slot)
-is donated to a step and rebound to what it returns in one assignment. Everything that can run is compiled in `warmup`:
-a shape that was not raises, and nothing outside these programs computes, so no request can cause a compile.
+The only module of the engine that knows JAX arrays, with `tables`. What stays on the device (KV pools, last tokens and
+logit tables of the slots) is donated to a step and rebound to what it returns in one assignment. Everything that can
+run is compiled in `warmup`: a shape that was not raises, and nothing outside these programs computes, so no request
+can cause a compile.
 """
 
 import gc
@@ -20,6 +21,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
+from model.adjust import neutral_tables, table_bytes
 from model.cache import init_cache, page_bytes
 from model.sampling import Sampling
 from model.sharding import named, replicated
@@ -32,6 +34,7 @@ from .buckets import derive
 from .compiles import CompileCounter
 from .memory import free_bytes, num_pages
 from .step import padding
+from .tables import TableWriter
 from .wire import pack, pack_outputs, packed_shape, unpack, unpack_outputs
 
 Leaves = list[jax.Array]
@@ -83,11 +86,12 @@ class JaxRunner:
             pages_per_row=-(-max_context // config.page_size),
             max_slots=config.max_slots,
             page_bytes=page_bytes(model.config, config.page_size, self._dtype),
-            free=free_bytes(next(iter(self._leaves[0].devices()))),
+            free=free_bytes(next(iter(self._leaves[0].devices()))) - self._table_bytes(),
         )
         self._programs: dict[Bucket, Callable[..., Any]] = {}
         self._fresh: Callable[[], DeviceState] | None = None
         self._state: DeviceState | None = None
+        self._tables: TableWriter | None = None
         self._compiles = CompileCounter()
 
     @property
@@ -111,6 +115,8 @@ class JaxRunner:
         progress(0, len(self._buckets))
         self._fresh = jax.jit(self._init_state, out_shardings=self._replicated()).lower().compile()
         self.reset()
+        if self._state is not None and self._state.tables is not None:
+            self._tables = TableWriter(self._model_config.vocab_size, self._state.tables, self._replicated())
         order = sorted(self._buckets, key=lambda b: b.rows * b.tokens * (1 + b.pages), reverse=True)
         with ThreadPoolExecutor(self._compile_threads, thread_name_prefix="tidegate-compile") as pool:
             futures = {pool.submit(self._compile, bucket): bucket for bucket in order}
@@ -128,10 +134,12 @@ class JaxRunner:
         gc.freeze()
 
     def submit(self, batch: Batch) -> "JaxPending":
-        """Dispatch. ValueError for a bucket that was not compiled."""
+        """Dispatch. ValueError for a bucket that was not compiled, and for tables that this server does not keep."""
         program = self._programs.get(batch.bucket)
         if program is None:
             raise ValueError(f"{batch.bucket} was not compiled")
+        if batch.set_tables or batch.set_masks:
+            self._set_tables(batch)
         packed: Any = pack(batch)
         if self._mesh is not None:
             packed = jax.device_put(packed, self._batch_sharding(batch.bucket))
@@ -140,6 +148,12 @@ class JaxRunner:
         else:
             self._state, (small, out) = program(self._leaves, self._state, packed)
         return JaxPending.of(small, out, want_top=bool(batch.want_top), want_prompt=bool(batch.want_prompt))
+
+    def _set_tables(self, batch: Batch) -> None:
+        if self._tables is None or self._state is None or self._state.tables is None:
+            raise ValueError("a row adjusts its logits, and engine.sampling_tables is off")
+        tables = self._tables.write(self._state.tables, batch.set_tables, batch.set_masks)
+        self._state = self._state._replace(tables=tables)
 
     def reset(self) -> None:
         """A zeroed cache and empty slots; the old ones are let go first."""
@@ -156,7 +170,13 @@ class JaxRunner:
 
     def _init_state(self) -> DeviceState:
         pools = init_cache(self._model_config, self._num_pages, self._config.page_size, self._dtype)
-        return DeviceState(pools, jnp.zeros(self._config.max_slots + 1, jnp.int32))
+        slots, vocab = self._config.max_slots + 1, self._model_config.vocab_size
+        tables = neutral_tables(slots, vocab) if self._config.sampling_tables else None
+        return DeviceState(pools, jnp.zeros(slots, jnp.int32), tables)
+
+    def _table_bytes(self) -> int:
+        kept = self._config.sampling_tables
+        return table_bytes(self._config.max_slots + 1, self._model_config.vocab_size) if kept else 0
 
     def _compile(self, bucket: Bucket) -> Callable[..., Any]:
         packed = jax.ShapeDtypeStruct(packed_shape(bucket), np.int32, sharding=self._batch_sharding(bucket))
@@ -169,7 +189,8 @@ class JaxRunner:
     def _score_program(self, bucket: Bucket) -> Callable[[Leaves, jax.Array], Results]:
         def score(leaves: Leaves, packed: jax.Array) -> Results:
             batch = unpack(packed, bucket)
-            batch = batch._replace(sampling=_greedy(bucket.rows))  # a constant: XLA drops the whole draw
+            # Constants: XLA drops the whole draw.
+            batch = batch._replace(sampling=_greedy(bucket.rows), adjust=None)
             out = score_step(self._rebuild(leaves), batch, num_top=NUM_TOP)
             return pack_outputs(out), out
 

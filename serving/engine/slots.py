@@ -23,6 +23,10 @@ class Slots:
         self.top_p: NDArray[np.float32] = np.ones(n, np.float32)
         self.min_p: NDArray[np.float32] = np.zeros(n, np.float32)
         self.seed: NDArray[np.uint32] = np.zeros((n, 2), np.uint32)
+        self.table: NDArray[np.int32] = np.zeros(n, np.int32)  # the slot itself, where its row adjusts logits
+        self.repetition_penalty: NDArray[np.float32] = np.ones(n, np.float32)
+        self.presence_penalty: NDArray[np.float32] = np.zeros(n, np.float32)
+        self.frequency_penalty: NDArray[np.float32] = np.zeros(n, np.float32)
         self.want_top: NDArray[np.bool_] = np.zeros(n, np.bool_)
 
     @property
@@ -40,6 +44,9 @@ class Slots:
             self.temperature[slot], self.top_k[slot] = s.temperature, s.top_k
             self.top_p[slot], self.min_p[slot] = s.top_p, s.min_p
             self.seed[slot] = (s.seed & 0xFFFFFFFF, (s.seed >> 32) & 0xFFFFFFFF)
+            self.table[slot] = slot if s.adjusts else 0
+            self.repetition_penalty[slot] = s.repetition_penalty
+            self.presence_penalty[slot], self.frequency_penalty[slot] = s.presence_penalty, s.frequency_penalty
         return slot
 
     def release(self, slot: int) -> None:
@@ -48,5 +55,7 @@ class Slots:
         assert slot not in self._free, f"slot {slot} is released twice"
         for array in (self.page_table, self.position, self.temperature, self.top_k, self.min_p, self.seed):
             array[slot] = 0
-        self.top_p[slot], self.want_top[slot] = 1.0, False
+        for array in (self.table, self.presence_penalty, self.frequency_penalty):
+            array[slot] = 0
+        self.top_p[slot], self.repetition_penalty[slot], self.want_top[slot] = 1.0, 1.0, False
         self._free.append(slot)

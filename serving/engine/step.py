@@ -4,16 +4,19 @@ Three constructors, one a kind. Rows that are absent and fields that a kind does
 bucket's shape (see serving.batch), so every batch of a bucket runs the same compiled program.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import NUM_TARGETS, Batch, Bucket, Kind
+from serving.batch import NUM_TARGETS, Batch, Bucket, Kind, SlotTable
 
 from .sequence import Sequence
 from .slots import Slots
+
+_BY_SLOT = ("temperature", "top_k", "top_p", "min_p", "seed", "table")
+_BY_SLOT += ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +55,10 @@ def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, .
     for r, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
         _put_prompt(fields, r, row, row.prefilled, chunk)
     want_top = _put_slots(fields, bucket, rows, slots)
-    batch = _batch(bucket, fields, _wants_prompt(rows), want_top)
+    last = [row.prefilled + chunk == row.num_prompt for row, chunk in zip(rows, chunks, strict=True)]
+    fields["table"][: len(rows)] *= last  # what a chunk before the last one samples is nobody's token
+    tables = [_table(row) for row, table in zip(rows, fields["table"].tolist(), strict=False) if table]
+    batch = replace(_batch(bucket, fields, _wants_prompt(rows), want_top), set_tables=tuple(tables))
     return Step(batch, rows, tuple(row.prefilled for row in rows), chunks)
 
 
@@ -85,7 +91,20 @@ def _neutral(b: Bucket) -> dict[str, NDArray[Any]]:
         "top_p": np.ones(b.rows, np.float32),
         "min_p": np.zeros(b.rows, np.float32),
         "seed": np.zeros((b.rows, 2), np.uint32),
+        "table": np.zeros(b.rows, np.int32),
+        "repetition_penalty": np.ones(b.rows, np.float32),
+        "presence_penalty": np.zeros(b.rows, np.float32),
+        "frequency_penalty": np.zeros(b.rows, np.float32),
     }
+
+
+def _table(row: Sequence) -> SlotTable:
+    """Before the row samples in its slot for the first time; what was generated before is the end of its prompt."""
+    assert row.sampling is not None
+    asked = row.num_prompt - row.generated
+    return SlotTable(
+        row.slot, row.prompt[:asked], row.prompt[asked:], row.sampling.logit_bias, row.sampling.allowed_token_ids
+    )
 
 
 def _put_prompt(fields: dict[str, NDArray[Any]], r: int, row: Sequence, start: int, length: int) -> None:
@@ -104,7 +123,7 @@ def _put_slots(fields: dict[str, NDArray[Any]], bucket: Bucket, rows: tuple[Sequ
     index[: len(rows)] = [row.slot for row in rows]
     fields["slot"] = index
     fields["page_table"] = slots.page_table[index, : bucket.pages]
-    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+    for name in _BY_SLOT:
         fields[name] = getattr(slots, name)[index]
     return bool(slots.want_top[index].any())
 

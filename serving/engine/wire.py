@@ -13,13 +13,14 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
+from model.adjust import Adjust
 from model.sampling import Sampling
 from model.steps import StepInput, StepOutputs
 from serving.batch import NUM_TARGETS, Batch, Bucket
 
-_SCALAR_FIELDS = ("start", "length", "next_token", "slot", "temperature", "top_k", "top_p", "min_p")
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_SCALAR_FIELDS = ("start", "length", "next_token", "slot", "top_k", "table", *_FLOATS)
 _FLAGS = ("want_top", "want_prompt")
-_FLOATS = ("temperature", "top_p", "min_p")
 _TOKEN, _LOGPROB, _FINITE, _FIRST_TARGET = range(4)
 
 
@@ -61,7 +62,8 @@ def unpack(packed: jax.Array, bucket: Bucket) -> StepInput:
         values[name] = (values[name] != 0).any()
     values["seed"] = lax.bitcast_convert_type(values["seed"], jnp.uint32)
     sampling = Sampling(**{name: values.pop(name) for name in Sampling._fields})
-    return StepInput(sampling=sampling, **values)
+    adjust = Adjust(**{name: values.pop(name) for name in Adjust._fields})
+    return StepInput(sampling=sampling, adjust=adjust, **values)
 
 
 def pack_outputs(out: StepOutputs) -> jax.Array:

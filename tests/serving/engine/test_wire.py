@@ -38,6 +38,10 @@ def random_batch(bucket: Bucket, seed: int) -> Batch:
         top_p=floats(b.rows),
         min_p=floats(b.rows),
         seed=rng.integers(0, 2**32, (b.rows, 2), dtype=np.uint32),
+        table=ints(b.rows),
+        repetition_penalty=floats(b.rows),
+        presence_penalty=floats(b.rows),
+        frequency_penalty=floats(b.rows),
         want_top=np.array(rng.random() < 0.5),
         want_prompt=np.array(rng.random() < 0.5),
     )
@@ -56,6 +60,8 @@ def test_a_batch_comes_out_as_it_went_in(bucket: Bucket, seed: int) -> None:
         value = np.asarray(getattr(got.sampling, name))
         assert value.dtype == getattr(batch, name).dtype
         assert np.array_equal(value, getattr(batch, name)), name
+    for name in ("table", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert np.array_equal(np.asarray(getattr(got.adjust, name)), getattr(batch, name)), name
 
 
 def test_outputs_come_out_as_they_went_in() -> None:
