@@ -58,7 +58,9 @@ def make_score(model: Path, rows: Features) -> Callable[[Features], Any]:
             "tokens": tokens, "next_token": ints, "start": ints, "length": length, "slot": ints, "targets": targets,
             "page_table": np.zeros((ROWS, 0), np.int32), "want_top": np.False_, "want_prompt": np.False_,
         }  # fmt: skip
-        batch = StepInput(sampling=sampling, adjust=None, **{name: jnp.asarray(value) for name, value in arrays.items()})
+        batch = StepInput(
+            sampling=sampling, adjust=None, **{name: jnp.asarray(value) for name, value in arrays.items()}
+        )
         logprobs = np.asarray(step(params, batch).target_logprobs)[:, : len(labels)]
         powers = np.exp(logprobs - logprobs.max(-1, keepdims=True))
         return powers / powers.sum(-1, keepdims=True)
