@@ -4,7 +4,7 @@ Three constructors, one a kind. Rows that are absent and fields that a kind does
 bucket's shape (see serving.batch), so every batch of a bucket runs the same compiled program.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from serving.batch import NUM_TARGETS, Batch, Bucket, Kind, SlotTable
 from .sequence import Sequence
 from .slots import Slots
 
-_BY_SLOT = ("temperature", "top_k", "top_p", "min_p", "seed", "table")
-_BY_SLOT += ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_BY_SLOT = ("temperature", "top_k", "top_p", "min_p", "seed", "table", *_PENALTIES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, .
     last = [row.prefilled + chunk == row.num_prompt for row, chunk in zip(rows, chunks, strict=True)]
     fields["table"][: len(rows)] *= last  # what a chunk before the last one samples is nobody's token
     tables = [_table(row) for row, table in zip(rows, fields["table"].tolist(), strict=False) if table]
-    batch = replace(_batch(bucket, fields, _wants_prompt(rows), want_top), set_tables=tuple(tables))
+    batch = _batch(bucket, fields, _wants_prompt(rows), want_top, tuple(tables))
     return Step(batch, rows, tuple(row.prefilled for row in rows), chunks)
 
 
@@ -132,5 +132,12 @@ def _wants_prompt(rows: tuple[Sequence, ...]) -> bool:
     return any(row.prompt_logprobs >= 0 for row in rows)
 
 
-def _batch(bucket: Bucket, fields: dict[str, NDArray[Any]], want_prompt: bool, want_top: bool) -> Batch:
-    return Batch(bucket=bucket, want_top=np.array(want_top), want_prompt=np.array(want_prompt), **fields)
+def _batch(
+    bucket: Bucket,
+    fields: dict[str, NDArray[Any]],
+    want_prompt: bool,
+    want_top: bool,
+    set_tables: tuple[SlotTable, ...] = (),
+) -> Batch:
+    flags = {"want_top": np.array(want_top), "want_prompt": np.array(want_prompt)}
+    return Batch(bucket=bucket, set_tables=set_tables, set_masks=(), **flags, **fields)
