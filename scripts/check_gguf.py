@@ -151,10 +151,10 @@ def main() -> int:
         if args.ours is None:
             convert.run(args.file, Path(temporary) / "model")
         rows = measure(args.file, args.ours or Path(temporary) / "model", args.tokens)
-    error = max(row["relative_error"] for row in rows)
-    good = error <= FLOOR and all(row["same_ids"] and row["lead"] <= 2 * FLOOR for row in rows)
+    worst = max(row["relative_error"] for row in rows)
+    good = worst <= FLOOR and all(row["same_ids"] and row["lead"] <= 2 * FLOOR for row in rows)
     equal = sum(row["agreed"] == args.tokens for row in rows)
-    figure = f"largest relative error {error:.1e} (floor {FLOOR:.0e}), {equal} of {len(rows)} continuations equal"
+    figure = f"largest relative error {worst:.1e} (floor {FLOOR:.0e}), {equal} of {len(rows)} continuations equal"
     return finish(rows, figure, ok=good, as_json=args.json)
 
 

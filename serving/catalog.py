@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-
 DEMOS: Mapping[str, str] = {"smollm2": "make demo"}  # name -> the command that puts it on the shelf
 
 
