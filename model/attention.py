@@ -3,7 +3,8 @@
 Each kind answers one call: x and rope tables in, output out, and, when the step has a cache, the layer's pool with
 the new tokens written. Without a cache a row attends causally to itself; with one it attends to everything that its
 pages hold. MLA is expanded for prefill and absorbed for decode (DeepSeek-V2, arXiv:2405.04434 section 2.1.2); both
-give the same numbers. Softmax and the mask are float32.
+give the same numbers, to rounding. Softmax and the mask are float32. The deterministic arithmetic calls the two halves
+instead: `project`, and `over_blocks` for tokens that are rows of their own (MLA always absorbed).
 """
 
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from .architecture import AttentionConfig, GqaConfig, MlaConfig
 from .cache import PageView, Pool, causal_mask, read, write
+from .key_blocks import KeyBlocks
 from .layers import Linear, RMSNorm
 from .rope import RopeTable, rotate
 
@@ -54,16 +56,32 @@ class GroupedQueryAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
+        q, kv = self.project(x, table)
+        pool, mask = None, _self_mask(x.shape[1])
+        if cache is not None:
+            pool = write(cache.pool, cache.view, kv)
+            kv = read(pool, cache.view).astype(x.dtype)
+            mask = causal_mask(cache.view.positions, kv.shape[1])
+        return self.o_proj(self._attend(q, *self._split(kv), mask)), pool
+
+    def project(
+        self, x: Float[Array, "b t d"], table: RopeTable
+    ) -> tuple[Float[Array, "b t h k"], Float[Array, "b t width"]]:
+        """Queries, and what the cache holds of each token: its keys, then its values."""
         c, (b, t, _) = self.config, x.shape
         q = rotate(self.q_proj(x).reshape(b, t, c.num_heads, c.head_dim), table, interleaved=c.rope.interleaved)
         k = rotate(self.k_proj(x).reshape(b, t, c.num_kv_heads, c.head_dim), table, interleaved=c.rope.interleaved)
         kv = jnp.stack([k, self.v_proj(x).reshape(k.shape)], axis=2)  # [b, t, 2, kv_heads, head_dim]
-        pool, mask = None, _self_mask(t)
-        if cache is not None:
-            pool = write(cache.pool, cache.view, kv.reshape(b, t, -1))
-            kv = read(pool, cache.view).reshape(b, -1, *kv.shape[2:]).astype(x.dtype)
-            mask = causal_mask(cache.view.positions, kv.shape[1])
-        return self.o_proj(self._attend(q, kv[:, :, 0], kv[:, :, 1], mask)), pool
+        return q, kv.reshape(b, t, -1)
+
+    def over_blocks(self, q: Float[Array, "n 1 h k"], keys: KeyBlocks) -> Float[Array, "n 1 d"]:
+        c, n = self.config, q.shape[0]
+        mixed = keys.attend(q.reshape(n, c.num_kv_heads, -1, c.head_dim), self._split, c.scale)
+        return self.o_proj(mixed.reshape(n, 1, -1))
+
+    def _split(self, kv: Float[Array, "b s width"]) -> tuple[Float[Array, "b s g k"], Float[Array, "b s g k"]]:
+        keys_values = kv.reshape(*kv.shape[:2], 2, self.config.num_kv_heads, self.config.head_dim)
+        return keys_values[:, :, 0], keys_values[:, :, 1]
 
     def _attend(
         self,
@@ -103,8 +121,7 @@ class MultiHeadLatentAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
-        q_nope, q_rope = self._queries(x, table)
-        latent = self._latents(x, table)
+        (q_nope, q_rope), latent = self.project(x, table)
         if cache is None:
             return self.o_proj(self._expanded(q_nope, q_rope, latent, _self_mask(x.shape[1]))), None
         pool = write(cache.pool, cache.view, latent)
@@ -112,6 +129,23 @@ class MultiHeadLatentAttention(nnx.Module):
         mask = causal_mask(cache.view.positions, latent.shape[1])
         attend = self._absorbed if x.shape[1] == 1 else self._expanded
         return self.o_proj(attend(q_nope, q_rope, latent, mask)), pool
+
+    def project(
+        self, x: Float[Array, "b t d"], table: RopeTable
+    ) -> tuple[tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]], Float[Array, "b t width"]]:
+        """Queries without and with position, and what the cache holds of each token."""
+        return self._queries(x, table), self._latents(x, table)
+
+    def over_blocks(
+        self, q: tuple[Float[Array, "n 1 h p"], Float[Array, "n 1 h r"]], keys: KeyBlocks
+    ) -> Float[Array, "n 1 d"]:
+        """Absorbed: all heads share one key, the latent and the rotary part, whose latent is the value too."""
+        c, (q_nope, q_rope) = self.config, q
+        w_k, w_v = self._absorbed_weights()
+        q_latent = jnp.einsum("nthp,hpc->nthc", q_nope, w_k)
+        shared = jnp.concatenate([q_latent, q_rope], axis=-1)  # [n, one group, h, width]
+        mixed = keys.attend(shared, lambda kv: (kv[:, :, None], kv[:, :, None, : c.kv_lora_rank]), c.scale)
+        return self.o_proj(jnp.einsum("nthc,hvc->nthv", mixed, w_v).reshape(q_nope.shape[0], 1, -1))
 
     def _queries(
         self, x: Float[Array, "b t d"], table: RopeTable
@@ -152,14 +186,19 @@ class MultiHeadLatentAttention(nnx.Module):
     ) -> Float[Array, "b t hv"]:
         c = self.config
         ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
-        w = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
-        w_k, w_v = jnp.split(w, [c.nope_dim], axis=1)
+        w_k, w_v = self._absorbed_weights()
         q_latent = jnp.einsum("bthn,hnc->bthc", q_nope, w_k)
         scores = jnp.einsum("bthc,bsc->bhts", q_latent, ckv, preferred_element_type=jnp.float32)
         scores += jnp.einsum("bthr,bsr->bhts", q_rope, key, preferred_element_type=jnp.float32)
         p = _softmax(scores * c.scale, mask).astype(ckv.dtype)
         mixed = jnp.einsum("bhts,bsc->bthc", p, ckv)
         return jnp.einsum("bthc,hvc->bthv", mixed, w_v).reshape(*q_nope.shape[:2], -1)
+
+    def _absorbed_weights(self) -> tuple[Float[Array, "h n c"], Float[Array, "h v c"]]:
+        c = self.config
+        w = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
+        w_k, w_v = jnp.split(w, [c.nope_dim], axis=1)
+        return w_k, w_v
 
 
 Attention = GroupedQueryAttention | MultiHeadLatentAttention

@@ -63,7 +63,7 @@ class StepOutputs(NamedTuple):
 
 def score_step(model: Transformer, batch: StepInput, *, num_top: int) -> StepOutputs:
     """Whole prompts without a cache: row r is tokens[r, :length[r]], at positions from 0."""
-    hidden = model.hidden(batch.tokens, _positions(batch))
+    hidden = model.hidden(batch.tokens, _positions(batch), batch.length)
     return _outputs(model, hidden, batch, num_top)
 
 
@@ -97,9 +97,13 @@ def _outputs(
 ) -> StepOutputs:
     last = jnp.maximum(batch.length - 1, 0)
     logits = model.logits(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
-    logprobs = jax.nn.log_softmax(logits)
-    wanted = logits if tables is None or batch.adjust is None else adjusted(logits, tables, batch.adjust)
-    token = sample(wanted, batch.sampling, batch.start + batch.length)
+    logprobs = model.arithmetic.rows(jax.nn.log_softmax, logits)
+
+    def draw(raw: jax.Array, sampling: Sampling, positions: jax.Array, adjust: Adjust | None) -> jax.Array:
+        wanted = raw if tables is None or adjust is None else adjusted(raw, tables, adjust)
+        return sample(wanted, sampling, positions)
+
+    token = model.arithmetic.rows(draw, logits, batch.sampling, batch.start + batch.length, batch.adjust)
     top_logprobs, top_ids = _top_if(batch.want_top, logprobs, num_top)
     prompt = _prompt_logprobs(model, hidden, batch, num_top)
     return StepOutputs(
@@ -146,7 +150,7 @@ def _prompt_logprobs(
     wanted_ids = jnp.pad(following.reshape(-1), (0, pad)).reshape(-1, rows)
 
     def chunk(args: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        logprobs = jax.nn.log_softmax(model.logits(args[0]))
+        logprobs = model.arithmetic.rows(jax.nn.log_softmax, model.logits(args[0]))
         return jnp.take_along_axis(logprobs, args[1][:, None], axis=1)[:, 0], *_top(logprobs, num_top)
 
     def compute(h: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -3,9 +3,13 @@
 Attribute names are the hub's tensor names, so that a checkpoint maps onto the tree by name. Layers are unrolled (a
 scan over stacked layers copies each layer's weights at every step on XLA CPU), but equal layers are traced once: each
 call goes through `_run_layer`, a jitted function whose static part is the layer's structure.
+
+In the deterministic arithmetic (model/arithmetic.py) every step, with a cache or without, is a decode step: its tokens
+are rows of one token each, padding last, that write their keys before any of them reads.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +18,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from .architecture import LayerConfig, MoeConfig
+from .arithmetic import Arithmetic
 from .attention import LayerCache, make_attention
-from .cache import PageView, Pool
+from .cache import PageView, Pool, cache_width, write
 from .config import ModelConfig
+from .key_blocks import KeyBlocks
 from .layers import Embedding, Linear, RMSNorm, SwiGLU
 from .moe import MixtureOfExperts
 from .rope import RopeTable, rope_table
+from .token_rows import TokenRows, unpaged_view
 
 
 class DecoderLayer(nnx.Module):
@@ -39,11 +46,28 @@ class DecoderLayer(nnx.Module):
         self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None, *, moe_impl: str
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
         attended, pool = self.self_attn(self.input_layernorm(x), table, cache)
-        x = x + attended
+        return self._feed_forward(x + attended, moe_impl), pool
+
+    def by_rows(
+        self, x: Float[Array, "n 1 d"], table: RopeTable, cache: LayerCache, arithmetic: Arithmetic
+    ) -> tuple[Float[Array, "n 1 d"], Pool]:
+        """The same for rows of one token each, in an arithmetic's own shape. Rows past the real ones come out as 0."""
+        view, count = cache.view, cache.view.length.sum()
+
+        def project(x: jax.Array, table: RopeTable) -> tuple[Any, jax.Array]:
+            return self.self_attn.project(self.input_layernorm(x), table)
+
+        def attend(x: jax.Array, q: Any, page_table: jax.Array, positions: jax.Array) -> jax.Array:
+            keys = KeyBlocks(pool, page_table, positions[:, 0], arithmetic.key_block)
+            return self._feed_forward(x + self.self_attn.over_blocks(q, keys), arithmetic.moe_impl)
+
+        q, kv = arithmetic.rows(project, x, table, count=count)
+        pool = write(cache.pool, view, kv)
+        return arithmetic.rows(attend, x, q, view.page_table, view.positions, count=count), pool
+
+    def _feed_forward(self, x: Float[Array, "b t d"], moe_impl: str) -> Float[Array, "b t d"]:
         h = self.post_attention_layernorm(x)
-        if isinstance(self.mlp, MixtureOfExperts):
-            return x + self.mlp(h, impl=moe_impl), pool
-        return x + self.mlp(h), pool
+        return x + (self.mlp(h, impl=moe_impl) if isinstance(self.mlp, MixtureOfExperts) else self.mlp(h))
 
 
 class SharedHead(nnx.Module):
@@ -75,13 +99,24 @@ def _run_layer(
     return layer(x, table, cache, moe_impl=moe_impl)
 
 
+@partial(jax.jit, static_argnums=(0, 5))
+def _run_layer_by_rows(
+    graph: nnx.GraphDef, state: nnx.State, x: jax.Array, table: RopeTable, cache: LayerCache, arithmetic: Arithmetic
+) -> tuple[jax.Array, Pool]:
+    layer: DecoderLayer = nnx.merge(graph, state)
+    return layer.by_rows(x, table, cache, arithmetic)
+
+
 class Transformer(nnx.Module):
-    """A DeepSeek-family language model. `moe_impl` fixes the experts' form (kernels_pallas.grouped_matmul)."""
+    """A DeepSeek-family language model. `moe_impl` fixes the experts' form (kernels_pallas.grouped_matmul).
+
+    `arithmetic` may be set to another one as long as nothing is compiled.
+    """
 
     def __init__(
         self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, moe_impl: str = "auto"
     ) -> None:
-        self.config, self.moe_impl = config, moe_impl
+        self.config, self.arithmetic = config, Arithmetic(moe_impl)
         dim, eps = config.hidden_size, config.rms_norm_eps
         self.embed_tokens = Embedding(config.vocab_size, dim, rngs=rngs, dtype=dtype)
         self.layers = nnx.List([DecoderLayer(layer, dim, eps, rngs=rngs, dtype=dtype) for layer in config.layers])
@@ -90,8 +125,13 @@ class Transformer(nnx.Module):
         self.lm_head = None if config.tie_embeddings else head()
         self.mtp = nnx.List([MtpLayer(layer, dim, eps, rngs=rngs, dtype=dtype) for layer in config.mtp_layers])
 
-    def hidden(self, tokens: Int[Array, "b t"], positions: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-        """Full causal attention without a cache; after the final norm."""
+    def hidden(
+        self, tokens: Int[Array, "b t"], positions: Int[Array, "b t"], length: Int[Array, " b"] | None = None
+    ) -> Float[Array, "b t d"]:
+        """Full causal attention without a cache; after the final norm. `length`: what is beyond may be zero."""
+        if self.arithmetic.deterministic:
+            every = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
+            return self._hidden_unpaged(tokens, positions, every if length is None else length)
         x, tables = self.embed_tokens(tokens), self._tables(positions)
         for config, layer in zip(self.config.layers, self.layers, strict=True):
             x, _ = self._run(layer, x, tables[config.attention.rope], None)
@@ -101,6 +141,8 @@ class Transformer(nnx.Module):
         self, tokens: Int[Array, "b t"], view: PageView, cache: tuple[Pool, ...]
     ) -> tuple[Float[Array, "b t d"], tuple[Pool, ...]]:
         """A chunk (t > 1) or one token (t == 1) a row, over a paged cache; after the final norm, with the new cache."""
+        if self.arithmetic.deterministic:
+            return self._hidden_by_rows(tokens, view.positions, view, cache)
         x, tables = self.embed_tokens(tokens), self._tables(view.positions)
         pools: list[Pool] = []
         for config, layer, pool in zip(self.config.layers, self.layers, cache, strict=True):
@@ -109,8 +151,36 @@ class Transformer(nnx.Module):
             pools.append(written)
         return self.norm(x), tuple(pools)
 
+    def _hidden_unpaged(
+        self, tokens: Int[Array, "b t"], positions: Int[Array, "b t"], length: Int[Array, " b"]
+    ) -> Float[Array, "b t d"]:
+        """Pages for this step alone: scoring is what prefill and decode are."""
+        page_size, dtype = self.arithmetic.key_block, self.embed_tokens.weight().dtype
+        view, num_pages = unpaged_view(tokens.shape, length, page_size)
+        widths = [cache_width(layer.attention) for layer in self.config.layers]
+        cache = tuple(jnp.zeros((num_pages, page_size, width), dtype) for width in widths)
+        return self._hidden_by_rows(tokens, positions, view, cache)[0]
+
+    def _hidden_by_rows(
+        self, tokens: Int[Array, "b t"], positions: Int[Array, "b t"], view: PageView, cache: tuple[Pool, ...]
+    ) -> tuple[Float[Array, "b t d"], tuple[Pool, ...]]:
+        rows = TokenRows.of(view)
+        x, tables = self.embed_tokens(rows.take(tokens)), self._tables(rows.take(positions))
+        pools: list[Pool] = []
+        for config, layer, pool in zip(self.config.layers, self.layers, cache, strict=True):
+            graph, state = nnx.split(layer)
+            table, paged = tables[config.attention.rope], LayerCache(pool, rows.view)
+            x, written = _run_layer_by_rows(graph, state, x, table, paged, self.arithmetic)
+            pools.append(written)
+        x = self.arithmetic.rows(self.norm, x, count=rows.num_real)
+        return rows.put(x, tokens.shape), tuple(pools)
+
     def logits(self, hidden: Float[Array, "*lead d"]) -> Float[Array, "*lead v"]:
         """Float32 logits over the vocabulary."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return self.arithmetic.rows(self._head, rows).reshape(*hidden.shape[:-1], -1)
+
+    def _head(self, hidden: Float[Array, "n d"]) -> Float[Array, "n v"]:
         if self.lm_head is not None:
             return self.lm_head(hidden).astype(jnp.float32)
         return (hidden @ self.embed_tokens.weight().T).astype(jnp.float32)
@@ -119,7 +189,7 @@ class Transformer(nnx.Module):
         """The first MTP layer's prediction of the token after next.
 
         `hidden[:, i]` is the main model's state at position i (after the final norm), `tokens[:, i]` the token at
-        position i + 1; the result at i is over the token at i + 2.
+        position i + 1; the result at i is over the token at i + 2. Always the fast arithmetic: it is a guess.
         """
         layer, (b, t) = self.mtp[0], tokens.shape
         positions = jnp.broadcast_to(jnp.arange(t), (b, t))
@@ -129,11 +199,11 @@ class Transformer(nnx.Module):
 
     def _tables(self, positions: Int[Array, "b t"]) -> dict[object, RopeTable]:
         ropes = {layer.attention.rope for layer in self.config.layers}
-        return {rope: rope_table(rope, positions) for rope in ropes}
+        return {rope: self.arithmetic.rows(partial(rope_table, rope), positions) for rope in ropes}
 
     def _run(
         self, layer: DecoderLayer, x: jax.Array, table: RopeTable, cache: LayerCache | None
     ) -> tuple[jax.Array, Pool | None]:
         graph, state = nnx.split(layer)
-        out: tuple[jax.Array, Pool | None] = _run_layer(graph, state, x, table, cache, self.moe_impl)
+        out: tuple[jax.Array, Pool | None] = _run_layer(graph, state, x, table, cache, self.arithmetic.moe_impl)
         return out
