@@ -66,7 +66,8 @@ class Constraint(Protocol):
 
     @property
     def mask(self) -> bytes | None:
-        """The tokens that may come next, token i as bit i % 8 of byte i // 8; None: the text is complete."""
+        """The tokens that may come next, token i as bit i % 8 of byte i // 8, in whole 4-byte words; None: the text is
+        complete."""
         ...
 
     def push(self, token_id: int) -> None:

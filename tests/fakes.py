@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.batch import NUM_TARGETS, NUM_TOP, Batch, Bucket, Kind, Progress, StepOutput
+from tests.fakes_tables import FakeTables
 
 _HOLD_LIMIT_S = 30.0  # a test that forgets to release fails instead of hanging
 
@@ -72,9 +73,17 @@ class ToyModel:
         context = tuple(context)
         return not any(context[: len(p)] == p for p in self.poisoned)
 
-    def sample(self, context: Sequence[int], *, temperature: float = 0.0, top_k: int = 0, seed: int = 0) -> int:
-        """Greedy at temperature 0, else Gumbel noise from (seed, position)."""
-        scores = self.logprobs(context).astype(np.float64)
+    def sample(
+        self,
+        context: Sequence[int],
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+        scores: NDArray[np.float64] | None = None,
+    ) -> int:
+        """Greedy at temperature 0, else Gumbel noise from (seed, position). `scores`: adjusted log-probabilities."""
+        scores = self.logprobs(context).astype(np.float64) if scores is None else scores
         if temperature > 0:
             noise = np.random.default_rng([seed & 0xFFFFFFFF, seed >> 32, len(context)]).gumbel(size=self.vocab_size)
             if top_k > 0:
@@ -154,6 +163,7 @@ class FakeRunner:
     def reset(self) -> None:
         self._kv = np.full((self._num_pages, self._page_size), -1, np.int32)
         self._slots = np.full(self._max_slots + 1, -1, np.int32)
+        self._tables = FakeTables()
         self._lost = False
         self.num_resets += 1
 
@@ -165,6 +175,7 @@ class FakeRunner:
         step = len(self.batches)
         self.batches.append(batch)
         uses_kv = batch.bucket.kind is not Kind.SCORE
+        self._tables.write(batch.set_tables, batch.set_masks)
         if step in self.fail_submit:
             self._lost |= uses_kv
             raise RuntimeError(f"injected at submit of step {step}")
@@ -183,7 +194,7 @@ class FakeRunner:
         assert batch.page_table.shape == (b.rows, b.pages)
         assert batch.targets.shape == (b.rows, NUM_TARGETS)
         assert batch.seed.shape == (b.rows, 2)
-        for a in (batch.start, batch.length, batch.next_token, batch.slot, batch.temperature, batch.top_k):
+        for a in (batch.start, batch.length, batch.next_token, batch.slot, batch.temperature, batch.top_k, batch.table):
             assert a.shape == (b.rows,)
         for a in (
             batch.tokens,
@@ -221,8 +232,14 @@ class FakeRunner:
         logprobs = self.model.logprobs(context)
         seed = int(batch.seed[r, 0]) | int(batch.seed[r, 1]) << 32
         token = self.model.sample(
-            context, temperature=float(batch.temperature[r]), top_k=int(batch.top_k[r]), seed=seed
+            context,
+            temperature=float(batch.temperature[r]),
+            top_k=int(batch.top_k[r]),
+            seed=seed,
+            scores=self._adjusted(batch, r, logprobs),
         )
+        if batch.table[r]:
+            self._tables.rows[int(batch.table[r])].generated[token] += 1
         out.token[r], out.logprob[r] = token, logprobs[token]
         out.target_logprobs[r] = logprobs[batch.targets[r]]
         out.finite[r] = self.model.finite(context)
@@ -232,6 +249,12 @@ class FakeRunner:
             out.top_ids[r], out.top_logprobs[r] = _top(logprobs)
         if out.prompt_logprobs is not None:
             self._prompt_row(batch, r, context, out)
+
+    def _adjusted(self, batch: Batch, r: int, logprobs: NDArray[np.float32]) -> NDArray[np.float64] | None:
+        if not batch.table[r]:
+            return None
+        penalties = (batch.repetition_penalty[r], batch.presence_penalty[r], batch.frequency_penalty[r])
+        return self._tables.rows[int(batch.table[r])].adjusted(logprobs, *map(float, penalties))
 
     def _prompt_row(self, batch: Batch, r: int, context: list[int], out: StepOutput) -> None:
         assert out.prompt_logprobs is not None

@@ -12,9 +12,11 @@ from serving.errors import ContextLengthExceeded, ServingError
 from serving.types import Delta, Input, Prepared, SamplingParams, TokenLogprob, Update
 
 from .choice import Choice
+from .guide import Grammar
 from .language import Language
 from .prompts import Prompt, encode_inputs
 from .seeds import choice_seed
+from .steering import check_steering, no_tables, row_constraint
 from .stops import StopMatcher
 
 
@@ -37,6 +39,12 @@ class GenerationRequest:
     logprobs: int = -1  # -1: none; n: the chosen token's and the n most likely
     echo: bool = False
     split_reasoning: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ class EchoedChoice:
 
 def prepare_generation(language: Language, request: GenerationRequest) -> GenerationPlan:
     """Rows for the engine and the choices that take its updates. Raises ServingError: one bad prompt fails all."""
+    check_steering(language, logit_bias=request.logit_bias, allowed=request.allowed_token_ids, grammar=request.grammar)
     prompts = [_usable(prompt) for prompt in encode_inputs(language, request.prompts)]
     rows: list[Prepared] = []
     choices: list[EchoedChoice | Choice] = []
@@ -143,7 +152,15 @@ def _row(language: Language, request: GenerationRequest, prompt: Prompt, draw: i
         seed=choice_seed(request.seed, draw),
         stop_token_ids=_stop_ids(language, request),
         top_logprobs=request.logprobs,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        allowed_token_ids=request.allowed_token_ids,
+        constraint=row_constraint(language, request.grammar, prompt if request.split_reasoning else ()),
     )
+    if sampling.adjusts and not language.adjusts:
+        raise no_tables()
     return Prepared(prompt, sampling, prompt_logprobs=request.logprobs if request.echo else -1)
 
 

@@ -4,9 +4,11 @@ The pipeline sees them through the Protocols below, so that it is tested with a 
 Everything is read-only after construction: encode threads and the event loop share one Language.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from .guide import Guide
 
 
 class Vocabulary(Protocol):
@@ -112,9 +114,17 @@ class SplitterFactory(Protocol):
         ...
 
 
+def no_reasoning(prompt_ids: Sequence[int]) -> int | None:
+    """Of a model that never reasons aloud."""
+    return None
+
+
 @dataclass(frozen=True)
 class Language:
-    """One served model's text side. `max_context` counts prompt and generated tokens."""
+    """One served model's text side. `max_context` counts prompt and generated tokens.
+
+    `reasoning_end`: the token that ends the reasoning, where a prompt ends inside it.
+    """
 
     tokenizer: Vocabulary
     max_context: int
@@ -124,3 +134,6 @@ class Language:
     new_splitter: SplitterFactory | None = None  # None: the model does not reason aloud
     templates: Mapping[str, RowTemplate] = field(default_factory=dict)
     default_template: str | None = None
+    reasoning_end: Callable[[Sequence[int]], int | None] = no_reasoning
+    adjusts: bool = True  # the engine keeps what penalties, biases and allowed tokens need
+    guide: Guide | None = None  # None: no guided output

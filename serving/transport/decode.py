@@ -32,13 +32,8 @@ _IGNORED = frozenset(
 )
 # Field -> the values besides null that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "best_of": (1,),
     "suffix": ("",),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),

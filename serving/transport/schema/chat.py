@@ -6,12 +6,20 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from .common import (
     MAX_TOP,
+    AllowedTokenIds,
+    GuidedChoice,
+    GuidedJson,
+    GuidedRegex,
     LatencyName,
+    LogitBias,
     MaxTokens,
     MinP,
     NumChoices,
+    Penalty,
     PriorityName,
     ProfileId,
+    RepetitionPenalty,
+    ResponseFormat,
     Seed,
     Stop,
     StopTokenIds,
@@ -72,6 +80,15 @@ class ChatIn(Struct, frozen=True):
     stop: Stop | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: GuidedJson | None = None
+    guided_regex: GuidedRegex | None = None
+    guided_choice: GuidedChoice | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     stream: bool | None = None

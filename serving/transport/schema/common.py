@@ -1,6 +1,6 @@
 """Shapes and field types that several endpoints share."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -26,6 +26,39 @@ Seed = Annotated[int, Meta(description="Any 64-bit integer. Choice i samples wit
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 Stop = StopText | Annotated[list[StopText], Meta(max_length=16)]
 StopTokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=64)]
+
+
+Penalty = Annotated[float, Meta(ge=-2, le=2, description="As OpenAI's: of the tokens generated so far.")]
+RepetitionPenalty = Annotated[
+    float, Meta(gt=0, le=100, description="Of tokens in prompt or answer: their logits are divided by it. 1 is off.")
+]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=300, description="Token id to what is added to its logit."),
+]
+AllowedTokenIds = Annotated[
+    list[Annotated[int, Meta(ge=0)]],
+    Meta(min_length=1, description="No other token is generated, the end token neither unless it is named."),
+]
+GuidedJson = Annotated[
+    dict[str, Any] | str, Meta(description="The answer is JSON of this schema, which may be written as text.")
+]
+GuidedRegex = Annotated[str, Meta(description="The whole answer matches this expression, in Rust's regex syntax.")]
+GuidedChoice = Annotated[list[str], Meta(min_length=1, max_length=1024, description="The answer is one of these.")]
+
+
+class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
+    """`name`, `description` and `strict` change nothing: a schema is always followed."""
+
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class ErrorOut(Struct, frozen=True):

@@ -115,3 +115,19 @@ def test_reasoning_is_split_where_the_model_reasons_and_the_endpoint_asks(
     choice = prepare_generation(byte_language(think=think), request).choices[0]
     deltas = choice.push(Update(0, (TokenLogprob(97, -1.0),), finish=Finish.LENGTH))
     assert "".join(delta.reasoning for delta in deltas) == reasoning
+
+
+def test_penalties_and_biases_reach_the_row() -> None:
+    request = replace(
+        REQUEST,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((5, 1.5),),
+        allowed_token_ids=(5, 6),
+    )
+    got = sampling(request)
+    assert (got.repetition_penalty, got.presence_penalty, got.frequency_penalty) == (1.2, 0.5, -0.5)
+    assert (got.logit_bias, got.allowed_token_ids) == (((5, 1.5),), (5, 6))
+    assert got.adjusts
+    assert not sampling(REQUEST).adjusts

@@ -79,6 +79,17 @@ def test_nesting_is_no_way_to_the_stack() -> None:
         (b'"top_p":"nan"', "top_p"),
         (b'"top_p":0', "top_p"),
         (b'"min_p":-0.1', "min_p"),
+        (b'"presence_penalty":2.1', "presence_penalty"),
+        (b'"frequency_penalty":-2.1', "frequency_penalty"),
+        (b'"repetition_penalty":0', "repetition_penalty"),
+        (b'"logit_bias":{"1":100.5}', "logit_bias"),
+        (b'"logit_bias":[1]', "logit_bias"),
+        (b'"allowed_token_ids":[]', "allowed_token_ids"),
+        (b'"allowed_token_ids":[-1]', "allowed_token_ids[0]"),
+        (b'"response_format":{"type":"xml"}', "response_format.type"),
+        (b'"guided_choice":[]', "guided_choice"),
+        (b'"guided_choice":"a"', "guided_choice"),
+        (b'"guided_json":5', "guided_json"),
     ],
 )
 def test_the_field_at_fault_is_named(fragment: bytes, param: str) -> None:
@@ -88,7 +99,9 @@ def test_the_field_at_fault_is_named(fragment: bytes, param: str) -> None:
     assert param.split("[")[0] in error.message
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+)
 @pytest.mark.parametrize(
     "value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", '"nan"', '"0.7"', "true", "[]", "{}"]
 )
@@ -114,7 +127,7 @@ def test_a12_half_a_surrogate_pair_is_refused_wherever_it_stands(surrogate: byte
 
 
 @pytest.mark.parametrize(
-    "field", ['"best_of":2', '"suffix":"x"', '"logit_bias":{"1":1}', '"presence_penalty":0.5', '"tools":[{}]']
+    "field", ['"best_of":2', '"suffix":"x"', '"reasoning_effort":"low"', '"min_tokens":5', '"tools":[{}]']
 )
 def test_what_would_change_the_answer_is_refused_and_named(field: str) -> None:
     with pytest.raises(Unsupported) as caught:
@@ -123,8 +136,8 @@ def test_what_would_change_the_answer_is_refused_and_named(field: str) -> None:
 
 
 def test_what_changes_nothing_is_accepted() -> None:
-    harmless = '"user":"u","metadata":{"a":1},"store":false,"presence_penalty":0,"frequency_penalty":0.0,"best_of":1'
-    neutral = '"logit_bias":{},"suffix":"","tools":[],"response_format":{"type":"text"}'
+    harmless = '"user":"u","metadata":{"a":1},"store":false,"best_of":1'
+    neutral = '"suffix":"","tools":[],"min_tokens":0'
     assert read_body(f'{{"prompt":"a",{harmless},{neutral}}}'.encode(), CompletionIn) == CompletionIn("a")
 
 

@@ -42,6 +42,28 @@ def test_seeds_are_64_bit(seed: int) -> None:
         request(seed=seed)
 
 
+def test_penalties_and_bias_are_taken() -> None:
+    sent = request(presence_penalty=-2, frequency_penalty=0.5, repetition_penalty=1.3, logit_bias={"7": -100, "0": 0})
+    assert (sent.presence_penalty, sent.frequency_penalty, sent.repetition_penalty) == (-2, 0.5, 1.3)
+    assert sent.logit_bias == ((7, -100),), "a bias of 0 changes nothing"
+    assert request(allowed_token_ids=[4, 5]).allowed_token_ids == (4, 5)
+    assert request(logit_bias={}).logit_bias == ()
+
+
+@pytest.mark.parametrize("key", ["", "a", "-1", "01", "1.0", " 1", "1" * 20, "½", "٣"])
+def test_a_bias_is_of_a_token_id(key: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        request(logit_bias={key: 1.0})
+    assert caught.value.param == "logit_bias"
+
+
+def test_a_grammar_says_where_the_text_ends() -> None:
+    assert request(guided_regex="a", ignore_eos=False).grammar is not None
+    with pytest.raises(BadRequest) as caught:
+        request(guided_regex="a", ignore_eos=True)
+    assert caught.value.param == "ignore_eos"
+
+
 def test_usage_is_wanted_only_in_streams() -> None:
     assert not wants_usage(True, None)
     assert wants_usage(True, StreamOptions(include_usage=True))
