@@ -51,6 +51,7 @@ CUTS: Mapping[str, Cut] = {
     "llama-bpe": Cut((_LLAMA3,), whole_words=True, adds_bos=True),
     "smaug-bpe": Cut((_LLAMA3,)),
     "qwen2": Cut((_QWEN2,)),
+    # As DeepSeek's own file has it; llama.cpp leaves runs of digits whole, and no vocabulary of theirs joins digits.
     "deepseek-llm": Cut((r"[\r\n]", rf"\s?[{_LETTERS}]+", _MARKS, r"\s+$", _CJK, r"\p{N}")),
     "deepseek-coder": Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
     "deepseek-v3": Cut((r"\p{N}{1,3}", _KANA, _V3)),
