@@ -14,8 +14,11 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_slots: Annotated[int, Meta(ge=1, description="sequences that generate at the same time")] = 64
     page_size: Annotated[int, Meta(ge=1, description="tokens per KV page")] = 16
     num_pages: Annotated[int, Meta(ge=0, description="KV pages; 0: from free memory")] = 0
-    hard_size: Annotated[int, Meta(ge=1, description="dispatch a score batch at this many rows at once")] = 16
+    hard_size: Annotated[
+        int, Meta(ge=1, description="dispatch a batch of scores or prompts at this many rows at once")
+    ] = 16
     soft_size: Annotated[int, Meta(ge=1, description="or at this many when an urgent one waits")] = 8
+    min_tokens: Annotated[int, Meta(ge=1, description="or when the waiting rows have this many tokens")] = 2048
     max_wait_ms: Annotated[float, Meta(ge=0, description="or when the oldest has waited this long")] = 2.0
     max_context: Annotated[
         int, Meta(ge=2, description="prompt + generated tokens; the model's own limit if that is smaller")
@@ -37,6 +40,18 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     step_tokens: Annotated[
         int, Meta(ge=0, description="what a step costs beside its tokens, in tokens: higher fills batches more")
     ] = 64
+    token_gap_ratio: Annotated[
+        float, Meta(gt=1, description="prompts beside running streams stretch a token's time by no more than this")
+    ] = 3.0
+    token_gap_ms: Annotated[
+        float, Meta(ge=0, description="or by no more than this much of prefill between two tokens, if that is longer")
+    ] = 20.0
+    prefix_cache: Annotated[
+        bool, Meta(description="keep the KV pages of earlier prompts for those that start the same")
+    ] = True
+    lru_window_s: Annotated[
+        float, Meta(ge=0, description="uses of a cached page within this time of each other count once")
+    ] = 1.0
     ageing_s: Annotated[
         float, Meta(gt=0, description="a row that has waited this much longer goes before the next higher priority")
     ] = 1.0

@@ -1,10 +1,13 @@
 """The engine's core without its thread: a loop that a test turns by hand, on a fake clock and a fake device."""
 
 from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
 
-from serving.batch import Kind
+from serving.batch import Batch, Kind, StepOutput
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet
+from serving.engine.costs import StepCosts
 from serving.engine.kv_pool import KvPool
 from serving.engine.loop import Loop
 from serving.engine.scheduler import Events, Scheduler
@@ -12,7 +15,7 @@ from serving.engine.sequence import Sequence, make_sequences
 from serving.engine.stats import EngineStats
 from serving.errors import Cancelled
 from serving.types import Job, Prepared, Priority, SamplingParams, Update
-from tests.fakes import FakeClock, FakeRunner, ToyModel, default_buckets
+from tests.fakes import FakeClock, FakePending, FakeRunner, ToyModel, default_buckets
 
 SMALL = EngineConfig(max_slots=4, page_size=4, hard_size=4, soft_size=2, prefill_chunk=8, max_context=64)
 
@@ -21,6 +24,31 @@ def generate_row(prompt: tuple[int, ...], max_tokens: int, **params: object) -> 
     """Greedy unless `params` says otherwise."""
     sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]
     return Prepared(token_ids=prompt, sampling=sampling)
+
+
+class TimedRunner:
+    """A FakeRunner whose steps take time on the fake clock: `ms_per_token` for each token of the bucket."""
+
+    def __init__(self, runner: FakeRunner, clock: FakeClock, ms_per_token: float) -> None:
+        self._runner, self._clock, self._ms_per_token = runner, clock, ms_per_token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def submit(self, batch: Batch) -> "TimedPending":
+        seconds = batch.bucket.rows * batch.bucket.tokens * self._ms_per_token / 1000
+        return TimedPending(self._runner.submit(batch), self._clock, seconds)
+
+
+@dataclass(frozen=True)
+class TimedPending:
+    pending: FakePending
+    clock: FakeClock
+    seconds: float
+
+    def result(self) -> StepOutput:
+        self.clock.advance(self.seconds)
+        return self.pending.result()
 
 
 class TurnedEngine:
@@ -34,6 +62,7 @@ class TurnedEngine:
         num_pages: int = 33,
         max_context: int = 64,
         max_score_tokens: int = 64,
+        ms_per_token: float = 0.0,
         **faults: object,
     ) -> None:
         buckets = [
@@ -52,20 +81,34 @@ class TurnedEngine:
         )
         self.model = self.runner.model
         self.pool = KvPool(num_pages, config.page_size)
-        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context)
+        costs = StepCosts()
+        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, costs)
         self.stats = EngineStats()
-        self.loop = Loop(self.runner, self.scheduler, self._record, clock=self.clock, stats=self.stats)
+        self.loop = Loop(
+            TimedRunner(self.runner, self.clock, ms_per_token) if ms_per_token else self.runner,
+            self.scheduler,
+            self._record,
+            clock=self.clock,
+            stats=self.stats,
+            costs=costs,
+        )
         self.updates: dict[Sequence, list[Update]] = defaultdict(list)
+        self.times_s: dict[Sequence, list[float]] = defaultdict(list)  # of each row's updates
 
     def _record(self, events: Events) -> None:
         for row, update in events:
             assert not self.ended(row), "a row got news after its end"
             self.updates[row].append(update)
+            self.times_s[row].append(self.clock())
 
     def submit(
-        self, *rows: Prepared, priority: Priority = Priority.NORMAL, deadline_s: float | None = None
+        self,
+        *rows: Prepared,
+        priority: Priority = Priority.NORMAL,
+        deadline_s: float | None = None,
+        tenant: str = "t",
     ) -> list[Sequence]:
-        job = Job(id="job", tenant="t", rows=rows, priority=priority, deadline_s=deadline_s)
+        job = Job(id="job", tenant=tenant, rows=rows, priority=priority, deadline_s=deadline_s)
         sequences = make_sequences(self, job)
         for row in sequences:
             self.scheduler.check(row)

@@ -4,8 +4,10 @@
    the context or the KV cache), what there is no room for (Overloaded), and everything before the engine is ready or
    after it is closed. What it accepts goes to the inbox, all rows of a job or none; the Ticket is the handle to it.
 2. The engine thread takes the inbox into the scheduler: rows that only score and are short wait for a SCORE step, all
-   others wait until a slot and all KV pages that they could need are free, then run in EXTEND steps, chunk by chunk,
-   and generate in DECODE steps. Urgent goes before normal before low, up to the ageing bound (`waiting`).
+   others wait until a slot and KV pages for their prompt are free, then run in EXTEND steps, chunk by chunk, and
+   generate in DECODE steps, taking pages as they grow. What an earlier prompt left in the prefix cache is not computed
+   again. Urgent goes before normal before low, up to the ageing bound, and tenants take turns (`waiting`). Where a slot
+   or a page is lacking the youngest row of the lowest priority makes room, and starts again later with its tokens.
 3. Each turn (`loop`): `scheduler.next_batch -> runner.submit -> (read the step before it) -> scheduler.commit`. A
    decode step is dispatched before the last one's tokens are read: the device feeds itself through the row's slot.
 4. `commit` turns a step's output into Updates. The listener gets all of a job's updates of a step in one call, on the
@@ -13,8 +15,8 @@
 5. A row ends exactly once, in an Update with `finish` (STOP: its last token is a stop token, which the caller leaves
    out of the text; LENGTH; SCORED) or `error`: Cancelled (`Ticket.cancel`, effective in a turn, pages free at once),
    DeadlineExceeded (in a queue: without touching the device), StepFailed (its step raised, or its logits are not
-   finite: then it alone). A failed step that could write the KV cache takes all rows with KV along, and the engine
-   goes on with a fresh cache. If the loop itself breaks, every row is answered and `failure` says why.
+   finite: then it alone). After a failed step that could write the KV cache the other rows with KV start again, with a
+   fresh cache. If the loop itself breaks, every row is answered and `failure` says why.
 
 Stop strings, text and HTTP are not known here: see serving.pipeline.
 """
@@ -30,6 +32,7 @@ from serving.errors import BadRequest, Cancelled, DeadlineExceeded, InternalErro
 from serving.types import Job, Update
 
 from .buckets import BucketSet
+from .costs import StepCosts
 from .inbox import Inbox
 from .kv_pool import KvPool
 from .loop import Loop
@@ -67,9 +70,10 @@ class Engine:
         self._pool = KvPool(runner.num_pages, config.page_size)
         buckets = BucketSet(runner.buckets)
         buckets.check(config, max_context)
-        self._scheduler = Scheduler(config, buckets, self._pool, max_context)
+        costs = StepCosts()
+        self._scheduler = Scheduler(config, buckets, self._pool, max_context, costs)
         self.stats = stats or EngineStats()
-        self._loop = Loop(runner, self._scheduler, self._deliver, clock=clock, stats=self.stats)
+        self._loop = Loop(runner, self._scheduler, self._deliver, clock=clock, stats=self.stats, costs=costs)
         self._inbox = Inbox()
         self._open: dict[Ticket, None] = {}  # tickets with rows that have not been answered
         self._progress = (0, len(runner.buckets))
@@ -220,7 +224,9 @@ class Engine:
         stats.waiting_tokens = self._scheduler.num_waiting_tokens
         stats.running_rows = self._scheduler.num_running
         stats.pages_total, stats.pages_used = self._pool.total, self._pool.used
-        stats.pages_high_water = self._pool.high_water
+        stats.pages_cached, stats.pages_high_water = self._pool.cached, self._pool.high_water
+        stats.preemptions, stats.cached_tokens = self._scheduler.num_preempted, self._scheduler.num_cached_tokens
+        stats.evicted_pages = self._scheduler.cache.num_evicted
 
     def _stop(self, failure: Exception | None) -> None:
         """Answer everyone who still waits, and let the runner go."""

@@ -22,13 +22,17 @@ def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Readin
     yield _counter("tidegate_engine_failed_rows_total", "Rows that ended with a failed step.", stats.failed_rows)
     yield _counter("tidegate_engine_failed_steps_total", "Steps that raised.", stats.failed_steps)
     yield _counter("tidegate_engine_refused_jobs_total", "Jobs refused for want of room.", stats.refused_jobs)
+    yield _counter("tidegate_engine_preemptions_total", "Rows stopped to make room, to start again.", stats.preemptions)
+    yield _counter("tidegate_kv_cached_tokens_total", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
+    yield _counter("tidegate_kv_evicted_pages_total", "Cached pages given up for fresh ones.", stats.evicted_pages)
     yield _counter("tidegate_engine_device_idle_seconds_total", "Time without a step.", stats.device_idle_s)
     yield _counter("tidegate_engine_device_stall_seconds_total", "Part of it with work waiting.", stats.device_stall_s)
     yield _gauge("tidegate_engine_waiting_rows", "Rows in the queues.", stats.waiting_rows)
     yield _gauge("tidegate_engine_waiting_tokens", "Tokens of those rows.", stats.waiting_tokens)
     yield _gauge("tidegate_engine_running_rows", "Rows that hold a slot or a step.", stats.running_rows)
     yield _gauge("tidegate_kv_pages", "KV pages in all.", stats.pages_total)
-    yield _gauge("tidegate_kv_pages_used", "KV pages in use.", stats.pages_used)
+    yield _gauge("tidegate_kv_pages_used", "KV pages that rows hold.", stats.pages_used)
+    yield _gauge("tidegate_kv_pages_cached", "KV pages kept for prompts that start the same.", stats.pages_cached)
     yield _gauge("tidegate_kv_pages_high_water", "Most KV pages ever in use.", stats.pages_high_water)
 
 

@@ -1,8 +1,8 @@
 """One turn of the engine: dispatch a step, then read the one before it.
 
 At most two steps are out at a time, and the host reads step k's tokens while step k+1 runs. A step that raises ends its
-own rows and, where it could write the KV cache, every row that has something there; the loop goes on. Pure control
-flow: no thread, no lock, the clock is a parameter, so tests drive it turn by turn.
+own rows; where it could write the KV cache, the others that have something there start again; the loop goes on. Pure
+control flow: no thread, no lock, the clock is a parameter, so tests drive it turn by turn.
 """
 
 import logging
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from serving.batch import Pending, Runner
 from serving.errors import Cancelled, DeadlineExceeded, StepFailed
 
+from .costs import StepCosts
 from .scheduler import Events, Scheduler
 from .stats import EngineStats
 from .step import Step
@@ -30,10 +31,14 @@ class Loop:
         *,
         clock: Callable[[], float],
         stats: EngineStats,
+        costs: StepCosts | None = None,
     ) -> None:
+        """`costs` learns what steps take."""
+        self._costs = costs or StepCosts()
         self._runner, self._scheduler, self._forward = runner, scheduler, emit
         self._clock, self._stats = clock, stats
         self._in_flight: deque[tuple[Step, Pending]] = deque()
+        self._free_at_s = clock()  # when the device could begin the oldest step that is out
         self._idle_since_s = clock()
         self._had_no_work = True
 
@@ -76,6 +81,8 @@ class Loop:
                 self._retire()
             self._step_failed(step, exc)
             return
+        if not self._in_flight:
+            self._free_at_s = self._clock()
         self._in_flight.append((step, pending))
 
     def _retire(self) -> None:
@@ -85,7 +92,10 @@ class Loop:
         except Exception as exc:  # border: as above
             self._step_failed(step, exc)
         else:
-            self.emit(self._scheduler.commit(step, out))
+            now_s = self._clock()
+            self._costs.observe(step.batch.bucket, now_s - self._free_at_s)
+            self._free_at_s = now_s
+            self.emit(self._scheduler.commit(step, out, now_s))
         if not self._in_flight:
             self._idle_since_s, self._had_no_work = self._clock(), self.idle
 

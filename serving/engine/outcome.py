@@ -1,6 +1,6 @@
 """What a step's output says about one row: its news, and whether it ends the row.
 
-Reads a StepOutput; changes only the row's own counters (`generated`, `prompt_entries`). NumPy's numbers are turned
+Reads a StepOutput; changes only what the row has of results (`output`, `prompt_entries`). NumPy's numbers are turned
 into Python's here and nowhere else: what every row has, in one go for the whole step.
 """
 
@@ -34,7 +34,7 @@ class Results:
 
 def keep_prompt(row: Sequence, out: StepOutput, r: int, start: int, length: int) -> None:
     """Collect the log-probabilities of prompt tokens start+1 .. start+length that this chunk gave."""
-    if row.prompt_logprobs < 0:
+    if not row.wants_prompt:
         return
     assert out.prompt_logprobs is not None, "the batch did not ask for prompt log-probabilities"
     count = min(length, row.num_prompt - 1 - start)
@@ -62,6 +62,7 @@ def scored(row: Sequence, out: Results, r: int) -> Update:
         row=row.row,
         target_logprobs=_targets(row, out, r),
         prompt_logprobs=tuple(row.prompt_entries),
+        num_cached=row.num_cached,
         finish=finish,
     )
 
@@ -69,13 +70,14 @@ def scored(row: Sequence, out: Results, r: int) -> Update:
 def generated(row: Sequence, out: Results, r: int) -> Update:
     """One more token; the first one brings what was asked about the prompt."""
     token = out.tokens[r]
-    first = row.generated == 0
-    row.generated += 1
+    first = not row.output
+    row.output.append(token)
     return Update(
         row=row.row,
         tokens=(TokenLogprob(token, out.logprobs[r], _top(row, out.arrays, r)),),
         target_logprobs=_targets(row, out, r) if first else (),
         prompt_logprobs=tuple(row.prompt_entries) if first else (),
+        num_cached=row.num_cached if first else 0,
         finish=_finish(row, token),
     )
 

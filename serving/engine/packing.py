@@ -6,6 +6,7 @@ taken in their order and the first always gets something, so nobody is overtaken
 rows that find no room keep their places.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ def pack_score(waiting: WaitingRows, buckets: BucketSet, step_tokens: int) -> Pa
     worths = [_cost_alone(row, buckets) for row in rows]
     best = max(tried, key=lambda packing: packing.rate(sum(worths[: len(packing.rows)]), step_tokens))
     for row in best.rows:
-        waiting.discard(row)
+        waiting.start(row)
     return best
 
 
@@ -68,15 +69,27 @@ def _score_of(rows: Rows[Sequence], buckets: BucketSet) -> Packing:
 
 
 def pack_extend(
-    prefill: Rows[Sequence], buckets: BucketSet, *, max_chunk: int, page_size: int, step_tokens: int
+    prefill: Rows[Sequence],
+    buckets: BucketSet,
+    *,
+    max_chunk: int,
+    page_size: int,
+    step_tokens: int,
+    allowed: Callable[[Bucket], bool] = lambda _: True,
 ) -> Packing:
-    """Chunks of the first prompts, of at most `max_chunk` tokens, at the best of the buckets' chunk lengths."""
+    """Chunks of the first prompts, of at most `max_chunk` tokens, at the best of the buckets' chunk lengths.
+
+    Where no bucket that would do is `allowed`, the first prompt goes alone with the smallest chunk that there is.
+    """
     sizes = sorted({min(size, max_chunk) for size in buckets.sizes(Kind.EXTEND)}, reverse=True)
     counts = buckets.row_counts(Kind.EXTEND)
     tried = [_extend_of(prefill[:count], buckets, size, page_size) for size in sizes for count in counts]
     fitting = [packing for packing in tried if packing is not None]
     assert fitting, "no extend bucket holds one chunk of the first row"
-    return max(fitting, key=lambda packing: packing.rate(sum(packing.chunks), step_tokens))
+    quick = [packing for packing in fitting if allowed(packing.bucket)]
+    if not quick:
+        return min(fitting, key=lambda packing: (packing.bucket.rows * packing.bucket.tokens, len(packing.rows)))
+    return max(quick, key=lambda packing: packing.rate(sum(packing.chunks), step_tokens))
 
 
 def _extend_of(prefill: Rows[Sequence], buckets: BucketSet, size: int, page_size: int) -> Packing | None:

@@ -1,24 +1,32 @@
 """Which rows go to the device next, and what became of them: all of the engine's policy, none of its waiting.
 
-Rows that only score and fit a score bucket wait in `_scores`; all others wait in `_prompts` until a slot and all the
-pages that they could ever need are free, so a row that runs can always finish and no deadlock exists. Each call of
-`next_batch` takes the kind of step that was served longest ago among those that are ready, so scoring, prompts and
-generation take turns and none waits for more than two steps of the others. Within a kind the order is that of
-`WaitingRows`. Every row ends exactly once, through `_end`.
+Rows that only score and fit a score bucket wait in `_scores`; all others wait in `_prompts` until a slot and pages for
+their prompt are free, and take more pages as they generate. Where a slot or a page is lacking, the youngest row of the
+lowest priority makes room: it waits again, in its place, with what it has generated, for a row of a higher class (at
+the slot limit) or for an older one (that needs a page). So the oldest row always moves, and no deadlock exists. Each
+call of `next_batch` takes the kind of step that was served longest ago among those that are ready, so scoring, prompts
+and generation take turns and none waits for more than two steps of the others; a prompt beside running streams goes in
+chunks that stretch a token's time by `token_gap_ratio` at most. Every row ends exactly once, through `_end`.
 """
 
-from bisect import insort
+from collections.abc import Callable
 
-from serving.batch import Kind, StepOutput
+from serving.batch import Bucket, Kind, StepOutput
 from serving.config import EngineConfig
 from serving.errors import ContextLengthExceeded, DeadlineExceeded, ServingError, StepFailed
-from serving.types import Update
+from serving.types import Priority, Update
 
 from . import outcome
 from .buckets import BucketSet
+from .costs import StepCosts
 from .deadlines import Deadlines
+from .former import BatchFormer
 from .kv_pool import KvPool
+from .lru_k import LruK
 from .packing import pack_extend, pack_score
+from .page_keys import chain
+from .prefix_cache import PrefixCache
+from .running import Running
 from .sequence import Sequence, Stage
 from .slots import Slots
 from .step import Step, decode_step, extend_step, score_step
@@ -26,22 +34,36 @@ from .waiting import WaitingRows
 
 Events = list[tuple[Sequence, Update]]
 
+_GAP_MARGIN = 0.8  # step times vary
+_LRU_HISTORY = 4  # evicted pages whose uses are remembered, as a multiple of the pages
+
 
 class Scheduler:
     """Not thread-safe: the engine thread owns it. Times are seconds on the engine's clock."""
 
-    def __init__(self, config: EngineConfig, buckets: BucketSet, pool: KvPool, max_context: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        buckets: BucketSet,
+        pool: KvPool,
+        max_context: int,
+        costs: StepCosts | None = None,
+    ) -> None:
         self._config, self._buckets, self._pool, self._max_context = config, buckets, pool, max_context
-        self._scores = WaitingRows(config.ageing_s)
-        self._prompts = WaitingRows(config.ageing_s)
+        self._costs = costs or StepCosts()
+        self._scores, self._prompts = WaitingRows(config.ageing_s), WaitingRows(config.ageing_s)
         self._scoring: dict[Sequence, None] = {}  # dispatched, not read yet
-        self._prefill: list[Sequence] = []  # by rank
-        self._decode: dict[Sequence, None] = {}  # by the time of their first token
+        lru: LruK[bytes] = LruK(correlated_s=config.lru_window_s, max_history=_LRU_HISTORY * pool.total)
+        self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache)
+        self._running = Running(Slots(config.max_slots, buckets.max_pages()), pool, self.cache)
+        self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
         self._max_score_tokens = buckets.max_tokens(Kind.SCORE)
-        self._slots = Slots(config.max_slots, buckets.max_pages())
         self._deadlines = Deadlines()
+        self._num_arrived = 0
         self._served = dict.fromkeys(Kind, 0)  # the number of the step in which each kind was served last
         self._num_steps = 0
+        self.num_preempted = 0
+        self.num_cached_tokens = 0  # prompt tokens that the prefix cache saved
 
     # What waits and runs
 
@@ -55,16 +77,16 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._scoring) + len(self._prefill) + len(self._decode)
+        return len(self._scoring) + len(self._running)
 
     # A row comes, and leaves early
 
     def check(self, row: Sequence) -> None:
         """ContextLengthExceeded where the row could never run, with the numbers. Any thread may call it."""
-        asked = row.num_prompt + row.max_new
+        asked = row.num_asked + row.max_new
         if asked > self._max_context:
             raise ContextLengthExceeded(
-                f"the prompt has {row.num_prompt} tokens and {row.max_new} are asked for: {asked} together, "
+                f"the prompt has {row.num_asked} tokens and {row.max_new} are asked for: {asked} together, "
                 f"the context is {self._max_context}; shorten the prompt or lower max_tokens"
             )
         if self._is_score(row):
@@ -74,10 +96,14 @@ class Scheduler:
             raise ContextLengthExceeded(
                 f"{asked} tokens need {need} KV pages of {self._pool.page_size}; the cache has {self._pool.total}"
             )
+        if self.cache.enabled:  # hashed here, on the caller's thread
+            row.keys = chain(row.tenant, row.prompt, self._pool.page_size)
 
     def submit(self, row: Sequence, now_s: float) -> None:
         """Queue a row that passed `check`."""
-        row.arrived_s = now_s
+        row.arrived_s, row.order = now_s, self._num_arrived
+        self._num_arrived += 1
+        row.rank = now_s + row.priority * self._config.ageing_s
         (self._scores if self._is_score(row) else self._prompts).push(row)
         self._deadlines.push(row)
 
@@ -95,8 +121,11 @@ class Scheduler:
 
     def next_batch(self, now_s: float, *, device_idle: bool) -> Step | None:
         """The next step, None where nothing is ready. `device_idle`: no step is on the device."""
-        self._admit()
-        ready = [kind for kind, rows in ((Kind.EXTEND, self._prefill), (Kind.DECODE, self._decodable())) if rows]
+        self._admit(now_s)
+        decodable = self._with_pages(self._running.decodable())
+        ready = [Kind.DECODE] if decodable else []
+        if self._extend_ready(now_s, device_idle and not ready):
+            ready.append(Kind.EXTEND)
         if self._score_ready(now_s, device_idle and not ready):
             ready.append(Kind.SCORE)
         if not ready:
@@ -104,16 +133,18 @@ class Scheduler:
         kind = min(ready, key=self._served.__getitem__)
         self._num_steps += 1
         self._served[kind] = self._num_steps
-        return {Kind.SCORE: self._form_score, Kind.EXTEND: self._form_extend, Kind.DECODE: self._form_decode}[kind]()
+        if kind is Kind.SCORE:
+            return self._form_score()
+        return self._form_decode(decodable) if kind is Kind.DECODE else self._form_extend(decodable)
 
-    def commit(self, step: Step, out: StepOutput) -> Events:
-        """Take the results in; rows that have ended meanwhile are passed over."""
+    def commit(self, step: Step, out: StepOutput, now_s: float) -> Events:
+        """Take the results in; rows that have ended or been stopped meanwhile are passed over."""
         results = outcome.Results(out)
         events: Events = []
         for r, row in enumerate(step.rows):
-            if row.stage is Stage.DONE:
+            if row.stage is Stage.DONE or row.run != step.runs[r]:
                 continue
-            update = self._take(step, results, r) if results.finite[r] else _not_finite(row)
+            update = self._take(step, results, r, now_s) if results.finite[r] else _not_finite(row)
             if update is None:
                 continue
             final = update.finish is not None or update.error is not None
@@ -121,15 +152,18 @@ class Scheduler:
         return events
 
     def fail(self, step: Step, error: ServingError) -> Events:
-        """The step raised: end its rows, and where it could write the KV cache all that have something there."""
-        rows = list(step.rows)
+        """The step raised: end its rows. Where it could write the KV cache all of it is lost, and every other row that
+        has something there starts again with what it has generated."""
+        events = [e for r, row in enumerate(step.rows) if row.run == step.runs[r] for e in self.cancel(row, error)]
         if step.touches_kv:
-            rows += [row for row in self._prefill if row.prefilled > 0] + list(self._decode)
-        return [e for row in rows for e in self.cancel(row, error)]
+            for row in [row for row in self._running if row.prefilled > 0]:
+                self._preempt(row)
+            self._running.lose_cache()
+        return events
 
     def end_all(self, error: ServingError) -> Events:
         """End every row that waits or runs."""
-        rows = [*self._scoring, *self._prefill, *self._decode, *self._scores.rows(), *self._prompts.rows()]
+        rows = [*self._scoring, *self._running, *self._scores.rows(), *self._prompts.rows()]
         return [e for row in rows for e in self.cancel(row, error)]
 
     # Scoring: one step a row
@@ -137,16 +171,16 @@ class Scheduler:
     def _is_score(self, row: Sequence) -> bool:
         return row.max_new == 0 and row.num_prompt <= self._max_score_tokens
 
-    def _score_ready(self, now_s: float, nothing_else: bool) -> bool:
-        """Enough rows, or fewer with an urgent one, or one that has waited long, or a device without other work."""
-        count, oldest = len(self._scores), self._scores.oldest_s()
-        if oldest is None:
-            return False
-        return (
-            nothing_else
-            or count >= self._config.hard_size
-            or (count >= self._config.soft_size and self._scores.has_urgent())
-            or now_s - oldest >= self._config.max_wait_ms / 1000
+    def _score_ready(self, now_s: float, idle: bool) -> bool:
+        oldest = self._scores.oldest()
+        return oldest is not None and self._score_former.ready(
+            rows=len(self._scores),
+            tokens=self._scores.num_tokens,
+            urgent=self._scores.has_urgent(),
+            waited_s=now_s - oldest.arrived_s,
+            idle=idle,
+            oldest=oldest.order,
+            arrived=self._num_arrived,
         )
 
     def _form_score(self) -> Step:
@@ -156,59 +190,117 @@ class Scheduler:
             self._scoring[row] = None
         return score_step(packing.bucket, packing.rows)
 
-    # Prompts: pages for all that the row could need, then chunk by chunk
+    # Prompts: a slot and pages for the prompt, then chunk by chunk
 
-    def _admit(self) -> None:
-        while (row := self._prompts.head()) is not None and self._slots.free:
-            need = self._pool.pages_for(row.num_kv)
-            if need > self._pool.free:
-                return  # nobody overtakes: a long row would wait for ever behind short ones
-            self._prompts.pop()
-            row.slot = self._slots.assign(row, self._pool.take(row, need))
-            row.stage = Stage.PREFILL
-            insort(self._prefill, row, key=self._prompts.rank)
+    def _admit(self, now_s: float) -> None:
+        """Give slots and pages to those that wait, in order. Nobody overtakes for want of pages: a long row would wait
+        for ever behind short ones. Only a prompt that another one is computing for it lets others by."""
+        blocked = False
+        while not blocked:
+            row = next((row for row in self._prompts.in_order() if not self._running.waits_for_twin(row)), None)
+            blocked = row is None or not self._make_room(row)
+            if row is not None and not blocked:
+                self._prompts.start(row)
+                self._running.start(row, now_s)
+                self.num_cached_tokens += row.prefilled
 
-    def _form_extend(self) -> Step:
+    def _make_room(self, row: Sequence) -> bool:
+        """Whether `row` can come in, once younger rows of lower priority have made room where that helps."""
+        while not self._fits(row):
+            if not self._running:
+                return False
+            lower = [other for other in self._running if other.priority > row.priority and other.rank > row.rank]
+            gain = sum(len(other.pages) for other in lower)
+            if not lower or self._running.pages_needed(row) > self._running.available + gain:
+                return False
+            self._preempt(max(lower, key=lambda other: (other.rank, other.order)))
+        return True
+
+    def _fits(self, row: Sequence) -> bool:
+        """A slot, the prompt's pages, and one page for each running row to grow: else it would soon go out again."""
+        need = self._running.pages_needed(row) + len(self._running)
+        return self._running.slots.free > 0 and need <= self._running.available
+
+    def _extend_ready(self, now_s: float, idle: bool) -> bool:
+        prefill = self._running.prefill
+        if any(row.prefilled > row.num_shared for row in prefill):  # its next chunk
+            return True
+        oldest = min(prefill, key=lambda row: row.order, default=None)
+        return oldest is not None and self._prompt_former.ready(
+            rows=len(prefill),
+            tokens=sum(row.num_prompt - row.prefilled for row in prefill),
+            urgent=any(row.priority is Priority.URGENT for row in prefill),
+            waited_s=now_s - oldest.arrived_s,
+            idle=idle,
+            oldest=oldest.order,
+            arrived=self._num_arrived,
+        )
+
+    def _form_extend(self, decodable: list[Sequence]) -> Step:
         packing = pack_extend(
-            self._prefill,
+            self._running.prefill,
             self._buckets,
             max_chunk=self._config.prefill_chunk,
             page_size=self._pool.page_size,
             step_tokens=self._config.step_tokens,
+            allowed=self._short_beside(decodable),
         )
-        step = extend_step(packing.bucket, packing.rows, packing.chunks, self._slots)
+        step = extend_step(packing.bucket, packing.rows, packing.chunks, self._running.slots)
         for row, chunk in zip(packing.rows, packing.chunks, strict=True):
             row.prefilled += chunk
             if row.prefilled == row.num_prompt:
-                self._prefill.remove(row)
-                self._decode[row] = None
-                row.stage, row.planned = Stage.DECODE, min(1, row.max_new)
+                self._running.prefilled(row)
         return step
+
+    def _short_beside(self, decodable: list[Sequence]) -> Callable[[Bucket], bool]:
+        """Buckets that let running streams have their next token in time."""
+        if not decodable:
+            return lambda _: True
+        decode_s = self._costs.seconds(self._decode_bucket(decodable))
+        limit_s = max((self._config.token_gap_ratio - 1) * decode_s * _GAP_MARGIN, self._config.token_gap_ms / 1000)
+        return lambda bucket: self._costs.seconds(bucket) <= limit_s
 
     # Generation: one token a row and step
 
-    def _decodable(self) -> list[Sequence]:
-        return [row for row in self._decode if row.planned < row.max_new]
+    def _with_pages(self, rows: list[Sequence]) -> list[Sequence]:
+        """Those of `rows` that have a page for their next token; the youngest make room where none is left."""
+        lacking = self._running.lacking_page(rows) if rows else []
+        for row in sorted(lacking, key=lambda row: (row.rank, row.order)):
+            while row.slot and not self._running.available:
+                self._preempt(self._running.worst())
+            if row.slot:
+                self._running.grow(row)
+        return [row for row in rows if row.slot] if lacking else rows
 
-    def _form_decode(self) -> Step:
-        rows = tuple(self._decodable()[: self._buckets.max_rows(Kind.DECODE)])
-        slots = [row.slot for row in rows]
-        pages = self._pool.pages_for(int(self._slots.position[slots].max()) + 1)
-        bucket = self._buckets.fit(Kind.DECODE, len(rows), pages=pages)
+    def _preempt(self, row: Sequence) -> None:
+        """Out, and back in the queue in its place."""
+        self._running.stop(row)
+        row.rewind()
+        self._prompts.push(row)
+        self.num_preempted += 1
+
+    def _decode_bucket(self, rows: list[Sequence]) -> Bucket:
+        positions = self._running.slots.position[[row.slot for row in rows]]
+        bucket = self._buckets.fit(Kind.DECODE, len(rows), pages=self._pool.pages_for(int(positions.max()) + 1))
         assert bucket is not None, "no decode bucket holds the running rows"
-        step = decode_step(bucket, rows, self._slots)
-        self._slots.position[slots] += 1
+        return bucket
+
+    def _form_decode(self, rows: list[Sequence]) -> Step:
+        slots = self._running.slots
+        step = decode_step(self._decode_bucket(rows), tuple(rows), slots)
+        slots.position[[row.slot for row in rows]] += 1
         for row in rows:
             row.planned += 1
         return step
 
     # Results
 
-    def _take(self, step: Step, out: outcome.Results, r: int) -> Update | None:
+    def _take(self, step: Step, out: outcome.Results, r: int, now_s: float) -> Update | None:
         """The row's news; None for a chunk that is not its prompt's last."""
-        row = step.rows[r]
+        row, start, length = step.rows[r], step.starts[r], step.chunks[r]
+        if step.touches_kv:
+            self._running.read(row, start + length, now_s)
         if step.kind is not Kind.DECODE:
-            start, length = step.starts[r], step.chunks[r]
             outcome.keep_prompt(row, out.arrays, r, start, length)
             if start + length < row.num_prompt:
                 return None
@@ -222,18 +314,9 @@ class Scheduler:
         elif row.stage is Stage.SCORING:
             del self._scoring[row]
         else:
-            self._give_back(row)
+            self._running.stop(row)
         row.stage = Stage.DONE
         return row, update
-
-    def _give_back(self, row: Sequence) -> None:
-        if row.stage is Stage.PREFILL:
-            self._prefill.remove(row)
-        else:
-            del self._decode[row]
-        self._pool.release(row)
-        self._slots.release(row.slot)
-        row.slot = 0
 
 
 def _not_finite(row: Sequence) -> Update:

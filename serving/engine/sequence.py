@@ -1,8 +1,10 @@
 """One row inside the engine: what it is for, how far it has come, what it holds.
 
 Counters run ahead of results, because a step is dispatched before the last one's tokens are read: `prefilled` and
-`planned` count what has been dispatched, `generated` what has been read. Owned by the engine thread. Invariant:
-0 <= generated <= planned <= max_new, and a sequence that is done holds neither pages nor slot.
+`planned` count what has been dispatched, `generated` what has been read. A row that is stopped to make room starts
+again with what it has generated as part of its prompt; `run` counts its starts, and results of an earlier one are not
+taken. Owned by the engine thread. Invariant: 0 <= generated <= planned <= max_new, and a sequence that waits or is done
+holds neither pages nor slot.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from serving.batch import NUM_TARGETS, NUM_TOP
 from serving.errors import BadRequest
 from serving.types import Job, Prepared, Priority, SamplingParams, TokenLogprob
+
+from .page_keys import next_key, root_key
 
 _INT32 = range(-(2**31), 2**31)
 _NO_STOPS: frozenset[int] = frozenset()
@@ -33,8 +37,10 @@ class Sequence:
 
     owner: object
     row: int
-    prompt: NDArray[np.int32]  # [num_prompt]
+    tenant: str
+    prompt: NDArray[np.int32]  # [num_prompt] what has to go through the model before the next token can be generated
     num_prompt: int
+    num_asked: int  # tokens of `prompt` that the request brought; the others were generated before the row was stopped
     sampling: SamplingParams | None
     targets: tuple[int, ...]
     prompt_logprobs: int
@@ -43,22 +49,73 @@ class Sequence:
     max_new: int  # tokens to generate; 0: score only
     stops: frozenset[int]
     arrived_s: float = 0.0
+    order: int = 0  # of arrival; no two rows have the same
+    turn: float = 0.0  # see `waiting`
+    rank: float = 0.0  # arrival aged by priority: the smallest goes first, the largest makes room
+    started: bool = False
     stage: Stage = Stage.WAITING
+    run: int = 0
     slot: int = 0  # 0: none
+    pages: list[int] = field(default_factory=list)  # in order of position
+    keys: list[bytes] = field(default_factory=list)  # of the whole pages of prompt and output, see `page_keys`
+    num_registered: int = 0  # of those pages, in the prefix cache
     prefilled: int = 0
     planned: int = 0
-    generated: int = 0
+    output: list[int] = field(default_factory=list)  # tokens generated and read
+    num_shared: int = 0  # tokens of this run's prompt that came from the prefix cache
+    num_cached: int = 0  # the same of the first run: what the request is told
     prompt_entries: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def generated(self) -> int:
+        return len(self.output)
+
+    @property
+    def cost(self) -> int:
+        """Tokens that the row may put through the model."""
+        return self.num_asked + self.max_new
 
     @property
     def num_kv(self) -> int:
         """Tokens that the KV cache holds at most: the last generated one is never fed back."""
-        return self.num_prompt + max(0, self.max_new - 1)
+        return self.num_asked + max(0, self.max_new - 1)
 
     @property
     def top(self) -> int:
         """Alternatives wanted beside each generated token; 0: none."""
         return 0 if self.sampling is None else max(0, self.sampling.top_logprobs)
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Log-probabilities inside the prompt are still to be given."""
+        return self.prompt_logprobs >= 0 and not self.output
+
+    @property
+    def may_reuse(self) -> bool:
+        """Its prompt may start with cached pages; log-probabilities inside the prompt need every token computed."""
+        return not self.wants_prompt
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+        """[stop - start] prompt and output, at these positions."""
+        if stop <= self.num_prompt:
+            return self.prompt[start:stop]
+        output = self.output[max(0, start - self.num_asked) : stop - self.num_asked]
+        return np.concatenate([self.prompt[start : self.num_asked], np.array(output, np.int32)])
+
+    def add_key(self, tokens: NDArray[np.int32]) -> None:
+        """The key of the next whole page, which holds `tokens`."""
+        self.keys.append(next_key(self.keys[-1] if self.keys else root_key(self.tenant), tokens))
+
+    def rewind(self) -> None:
+        """Back to waiting, with what was generated as part of the prompt."""
+        if self.num_prompt < self.num_asked + self.generated:
+            grown = np.array(self.output[self.num_prompt - self.num_asked :], np.int32)
+            self.prompt = np.concatenate([self.prompt, grown])
+            self.num_prompt = len(self.prompt)
+        self.stage, self.run, self.slot = Stage.WAITING, self.run + 1, 0
+        self.pages, self.num_registered, self.prefilled, self.num_shared = [], 0, 0, 0
+        self.planned = self.generated
+        self.prompt_entries.clear()
 
 
 def make_sequences(owner: object, job: Job) -> tuple[Sequence, ...]:
@@ -73,8 +130,10 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
     return Sequence(
         owner=owner,
         row=index,
+        tenant=job.tenant,
         prompt=_int32(index, row.token_ids),
         num_prompt=len(row.token_ids),
+        num_asked=len(row.token_ids),
         sampling=sampling,
         targets=row.targets,
         prompt_logprobs=row.prompt_logprobs,

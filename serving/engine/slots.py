@@ -17,6 +17,7 @@ class Slots:
         n = max_slots + 1
         self._free = list(range(max_slots, 0, -1))
         self.page_table: NDArray[np.int32] = np.zeros((n, max_pages), np.int32)
+        self.num_pages: NDArray[np.int32] = np.zeros(n, np.int32)  # of the page table that are in use
         self.position: NDArray[np.int32] = np.zeros(n, np.int32)  # of the token that the next decode step feeds
         self.temperature: NDArray[np.float32] = np.zeros(n, np.float32)
         self.top_k: NDArray[np.int32] = np.zeros(n, np.int32)
@@ -37,6 +38,7 @@ class Slots:
         """A slot for `row`, filled with its pages and its way of sampling."""
         slot = self._free.pop()
         self.page_table[slot, : len(pages)] = pages
+        self.num_pages[slot] = len(pages)
         self.position[slot] = row.num_prompt
         self.want_top[slot] = row.top > 0
         if row.sampling is not None:
@@ -49,11 +51,24 @@ class Slots:
             self.presence_penalty[slot], self.frequency_penalty[slot] = s.presence_penalty, s.frequency_penalty
         return slot
 
+    def add_page(self, slot: int, page: int) -> None:
+        """Room for `page_size` more positions."""
+        self.page_table[slot, self.num_pages[slot]] = page
+        self.num_pages[slot] += 1
+
     def release(self, slot: int) -> None:
         """Back to the neutral values, so that no later batch reads what was here."""
         assert slot != 0, "slot 0 is nobody's"
         assert slot not in self._free, f"slot {slot} is released twice"
-        for array in (self.page_table, self.position, self.temperature, self.top_k, self.min_p, self.seed):
+        for array in (
+            self.page_table,
+            self.num_pages,
+            self.position,
+            self.temperature,
+            self.top_k,
+            self.min_p,
+            self.seed,
+        ):
             array[slot] = 0
         for array in (self.table, self.presence_penalty, self.frequency_penalty):
             array[slot] = 0

@@ -26,6 +26,9 @@ class EngineStats:
     failed_rows: int = 0
     failed_steps: int = 0
     refused_jobs: int = 0
+    preemptions: int = 0  # rows that made room and started again
+    cached_tokens: int = 0  # prompt tokens whose prefill the prefix cache saved
+    evicted_pages: int = 0
     device_idle_s: float = 0.0  # no step on the device
     device_stall_s: float = 0.0  # the part of it in which work was there: the device waited for the host
     # gauges
@@ -33,5 +36,6 @@ class EngineStats:
     waiting_tokens: int = 0
     running_rows: int = 0
     pages_total: int = 0
-    pages_used: int = 0
+    pages_used: int = 0  # held by rows
+    pages_cached: int = 0  # held by nobody, kept for prompts that start the same
     pages_high_water: int = 0

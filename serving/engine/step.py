@@ -25,6 +25,7 @@ class Step:
     rows: tuple[Sequence, ...]  # row r of the batch is rows[r]
     starts: tuple[int, ...]  # position of each row's first token
     chunks: tuple[int, ...]  # valid tokens of each row
+    runs: tuple[int, ...]  # `run` of each row when the step was formed
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +47,7 @@ def score_step(bucket: Bucket, rows: tuple[Sequence, ...]) -> Step:
     for r, row in enumerate(rows):
         _put_prompt(fields, r, row, 0, row.num_prompt)
     batch = _batch(bucket, fields, _wants_prompt(rows), False)
-    return Step(batch, rows, (0,) * len(rows), tuple(row.num_prompt for row in rows))
+    return _step(batch, rows, (0,) * len(rows), tuple(row.num_prompt for row in rows))
 
 
 def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, ...], slots: Slots) -> Step:
@@ -59,7 +60,7 @@ def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, .
     fields["table"][: len(rows)] *= last  # what a chunk before the last one samples is nobody's token
     tables = [_table(row) for row, table in zip(rows, fields["table"].tolist(), strict=False) if table]
     batch = _batch(bucket, fields, _wants_prompt(rows), want_top, tuple(tables))
-    return Step(batch, rows, tuple(row.prefilled for row in rows), chunks)
+    return _step(batch, rows, tuple(row.prefilled for row in rows), chunks)
 
 
 def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Step:
@@ -69,7 +70,11 @@ def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Ste
     fields["start"] = slots.position[fields["slot"]]
     fields["length"][: len(rows)] = 1
     batch = _batch(bucket, fields, False, want_top)
-    return Step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), (1,) * len(rows))
+    return _step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), (1,) * len(rows))
+
+
+def _step(batch: Batch, rows: tuple[Sequence, ...], starts: tuple[int, ...], chunks: tuple[int, ...]) -> Step:
+    return Step(batch, rows, starts, chunks, tuple(row.run for row in rows))
 
 
 def padding(bucket: Bucket) -> Batch:
@@ -129,7 +134,7 @@ def _put_slots(fields: dict[str, NDArray[Any]], bucket: Bucket, rows: tuple[Sequ
 
 
 def _wants_prompt(rows: tuple[Sequence, ...]) -> bool:
-    return any(row.prompt_logprobs >= 0 for row in rows)
+    return any(row.wants_prompt for row in rows)
 
 
 def _batch(

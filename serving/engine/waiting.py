@@ -1,34 +1,84 @@
-"""Rows that wait for their first step, in the order in which they will get it.
+"""Rows that wait for a step, in the order in which they will get it: priorities that age, tenants in turn.
 
-Three first-in-first-out lanes, one a priority; the next row is the lane head with the smallest arrival + priority *
-ageing. So urgent goes before normal before low, except before a row that has waited `ageing_s` longer for each class
-between them: that is the ageing bound. Push, discard and pop cost the same however many rows wait.
+One lane a priority. The lane whose oldest row has the smallest arrival + priority * ageing goes first: urgent before
+normal before low, except that a row never starts after one of a higher class that came `ageing_s` later for each class
+between them, as long as its own class gives it its turn. Inside a lane tenants take turns by cost (start-time fair
+queueing, Goyal, Vin and Cheng 1996): a row's turn is where its tenant's earlier rows end on a clock that runs in
+tokens, so one tenant's flood delays another's row by no more than a row of each. A row that was stopped and comes back
+keeps its arrival and its turn. Finding the next row costs the same however many wait; coming and going moves part of a
+list.
 """
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import merge
 
 from serving.types import Priority
 
 from .sequence import Sequence
 
+Entry = tuple[float, int, Sequence]  # turn or arrival, order of arrival (never equal), row
+
+
+class _Lane:
+    """Rows of one priority."""
+
+    def __init__(self) -> None:
+        self._by_turn: list[Entry] = []
+        self._by_age: list[Entry] = []
+        self._now = 0.0  # the turn of the row that started last, in tokens
+        self._tenant_end: dict[str, float] = {}  # where each tenant's next turn starts
+
+    def __len__(self) -> int:
+        return len(self._by_turn)
+
+    def __contains__(self, row: Sequence) -> bool:
+        at = bisect_left(self._by_turn, (row.turn, row.order))
+        return at < len(self._by_turn) and self._by_turn[at][2] is row
+
+    @property
+    def oldest(self) -> Sequence:
+        return self._by_age[0][2]
+
+    def push(self, row: Sequence) -> None:
+        if not row.started:
+            row.turn = max(self._now, self._tenant_end.get(row.tenant, 0.0))
+            self._tenant_end[row.tenant] = row.turn + row.cost
+        insort(self._by_turn, (row.turn, row.order, row))
+        insort(self._by_age, (row.arrived_s, row.order, row))
+
+    def remove(self, row: Sequence) -> None:
+        del self._by_turn[bisect_left(self._by_turn, (row.turn, row.order))]
+        del self._by_age[bisect_left(self._by_age, (row.arrived_s, row.order))]
+        if not self._by_turn:  # nobody to be fair to. The clock goes on: rows that come back keep their turn
+            self._tenant_end.clear()
+
+    def start(self, row: Sequence) -> None:
+        self._now = max(self._now, row.turn)
+        row.started = True
+        self.remove(row)
+
+    def in_order(self) -> Iterator[tuple[float, Sequence]]:
+        """Each row in its turn, with the arrival of the oldest one that is left before it goes."""
+        gone: set[Sequence] = set()
+        age = 0
+        for _, _, row in self._by_turn:
+            while self._by_age[age][2] in gone:
+                age += 1
+            yield self._by_age[age][0], row
+            gone.add(row)
+
 
 class WaitingRows:
     def __init__(self, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._lanes: dict[Priority, OrderedDict[Sequence, None]] = {p: OrderedDict() for p in Priority}
+        self._lanes: dict[Priority, _Lane] = {p: _Lane() for p in Priority}
         self.num_tokens = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes.values()))
 
-    def rank(self, row: Sequence) -> float:
-        """Seconds on the engine's clock; the smallest goes first."""
-        return row.arrived_s + row.priority * self._ageing_s
-
     def push(self, row: Sequence) -> None:
-        self._lanes[row.priority][row] = None
+        self._lanes[row.priority].push(row)
         self.num_tokens += row.num_prompt
 
     def discard(self, row: Sequence) -> bool:
@@ -36,33 +86,40 @@ class WaitingRows:
         lane = self._lanes[row.priority]
         if row not in lane:
             return False
-        del lane[row]
+        lane.remove(row)
         self.num_tokens -= row.num_prompt
         return True
 
-    def head(self) -> Sequence | None:
-        return min(self._heads(), key=self.rank, default=None)
+    def start(self, row: Sequence) -> None:
+        """Take a row out because it goes to the device: its tenant has had this turn."""
+        self._lanes[row.priority].start(row)
+        self.num_tokens -= row.num_prompt
 
-    def pop(self) -> Sequence:
-        row = self.head()
-        assert row is not None, "pop from no rows"
-        self.discard(row)
-        return row
+    def head(self) -> Sequence | None:
+        return next(self.in_order(), None)
 
     def in_order(self) -> Iterator[Sequence]:
         """All rows, next first, without taking any out; ends when the queue changes."""
-        lanes = [lane for lane in self._lanes.values() if lane]
-        return iter(lanes[0]) if len(lanes) == 1 else merge(*lanes, key=self.rank)
+        heads = []
+        for priority, lane in self._lanes.items():
+            walk = lane.in_order()
+            if (first := next(walk, None)) is not None:
+                heads.append((first[0] + priority * self._ageing_s, priority, first[1], walk))
+        while heads:
+            at = min(range(len(heads)), key=lambda i: heads[i][:2])
+            _, priority, row, walk = heads[at]
+            yield row
+            if (following := next(walk, None)) is not None:
+                heads[at] = (following[0] + priority * self._ageing_s, priority, following[1], walk)
+            else:
+                del heads[at]
 
     def has_urgent(self) -> bool:
-        return bool(self._lanes[Priority.URGENT])
+        return len(self._lanes[Priority.URGENT]) > 0
 
-    def oldest_s(self) -> float | None:
-        """Arrival of the row that has waited longest."""
-        return min((row.arrived_s for row in self._heads()), default=None)
+    def oldest(self) -> Sequence | None:
+        """The row that came first."""
+        return min((lane.oldest for lane in self._lanes.values() if len(lane)), key=lambda r: r.order, default=None)
 
     def rows(self) -> list[Sequence]:
-        return [row for lane in self._lanes.values() for row in lane]
-
-    def _heads(self) -> list[Sequence]:
-        return [next(iter(lane)) for lane in self._lanes.values() if lane]
+        return [row for lane in self._lanes.values() for _, row in lane.in_order()]

@@ -25,7 +25,8 @@ def test_taking_too_much_changes_nothing() -> None:
 def test_double_release_raises() -> None:
     pool = KvPool(5, 4)
     pool.take("a", 3)
-    assert pool.release("a") == 3
+    assert pool.release("a") == []
+    assert pool.free == 4
     with pytest.raises(PoolError, match="released twice"):
         pool.release("a")
 
@@ -35,8 +36,29 @@ def test_shared_pages_live_as_long_as_their_last_owner() -> None:
     pages = pool.take("a", 2)
     pool.share("b", pages)
     assert pool.used == 2
-    assert pool.release("a") == 0
-    assert pool.release("b") == 2
+    pool.release("a")
+    assert (pool.used, pool.free) == (2, 2)
+    pool.release("b")
+    assert (pool.used, pool.free) == (0, 4)
+
+
+def test_kept_pages_are_cached_until_they_are_discarded_or_shared() -> None:
+    pool = KvPool(5, 4)
+    first, second = pool.take("a", 2)
+    pool.keep(first)
+    assert pool.release("a") == [first]
+    assert (pool.used, pool.cached, pool.free) == (0, 1, 3)
+    assert not pool.is_used(first)
+    pool.share("b", [first])
+    assert (pool.used, pool.cached) == (1, 0)
+    pool.discard(first)
+    assert pool.used == 1
+    assert pool.release("b") == []
+    assert (pool.cached, pool.free) == (0, 4)
+    with pytest.raises(PoolError, match="not kept"):
+        pool.discard(first)
+    with pytest.raises(PoolError, match="nothing to keep"):
+        pool.keep(second)
 
 
 def test_sharing_what_is_free_or_held_already_raises() -> None:
@@ -58,23 +80,35 @@ def test_a_pool_without_pages_is_refused(num_pages: int, page_size: int) -> None
         KvPool(num_pages, page_size)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["take", "share", "release"]), st.integers(0, 6))))
+VERBS = ["take", "share", "release", "keep", "discard"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(VERBS), st.integers(0, 6))))
 def test_random_use_agrees_with_a_dict_of_sets(events: list[tuple[int, str, int]]) -> None:
-    pool, held = KvPool(12, 4), dict[int, set[int]]()
+    pool, held, kept = KvPool(12, 4), dict[int, set[int]](), set[int]()
     for owner, verb, count in events:
         used = set().union(*held.values()) if held else set()
-        if verb == "take" and count <= 11 - len(used):
+        if verb == "take" and count <= 11 - len(used | kept):
             pages = pool.take(owner, count)
-            assert not set(pages) & used
+            assert not set(pages) & (used | kept)
             held.setdefault(owner, set()).update(pages)
         elif verb == "share":
-            pages = sorted(used - held.get(owner, set()))[:count]
+            pages = sorted((used | kept) - held.get(owner, set()))[:count]
             pool.share(owner, pages)
             held.setdefault(owner, set()).update(pages)
         elif verb == "release" and owner in held:
             mine = held.pop(owner)
             others = set().union(*held.values()) if held else set()
-            assert pool.release(owner) == len(mine - others)
+            assert set(pool.release(owner)) == (mine - others) & kept
+        elif verb == "keep":
+            for page in sorted(used)[:count]:
+                pool.keep(page)
+                kept.add(page)
+        elif verb == "discard":
+            for page in sorted(kept)[:count]:
+                pool.discard(page)
+                kept.remove(page)
         used = set().union(*held.values()) if held else set()
-        assert (pool.used, pool.free) == (len(used), 11 - len(used))
+        assert (pool.used, pool.cached) == (len(used), len(kept - used))
+        assert pool.free == 11 - len(used | kept)
         assert all(pool.held_by(o) == frozenset(pages) for o, pages in held.items())

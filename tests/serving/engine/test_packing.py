@@ -22,7 +22,8 @@ def rows_of(lengths: list[int]) -> list[Sequence]:
 
 def waiting(rows: list[Sequence]) -> WaitingRows:
     queue = WaitingRows(1.0)
-    for row in rows:
+    for order, row in enumerate(rows):
+        row.order = order
         queue.push(row)
     return queue
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from serving.batch import Kind
 from serving.errors import Cancelled, ContextLengthExceeded, DeadlineExceeded, StepFailed
@@ -202,6 +203,7 @@ def test_scoring_prompts_and_generation_take_turns() -> None:
     engine.loop.turn()
     engine.submit(generate_row(prompt(40), 1))
     engine.submit(*score(200))
+    engine.clock.advance(SMALL.max_wait_ms / 1000)
     for _ in range(9):
         engine.loop.turn()
     assert sorted(set(kinds(engine)[1:10])) == [Kind.DECODE, Kind.EXTEND, Kind.SCORE]
@@ -278,15 +280,207 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 
 def test_rows_wait_for_pages_and_none_overtakes() -> None:
     engine = TurnedEngine(num_pages=9)
-    (first,) = engine.submit(generate_row(prompt(16), 8))  # 6 pages
+    (first,) = engine.submit(generate_row(prompt(24), 8))  # 6 pages, and 2 more as it grows
     engine.loop.turn()
-    (large,) = engine.submit(generate_row(prompt(24), 2))  # 7 pages: waits
-    (small,) = engine.submit(generate_row(prompt(6), 2))  # would fit at once
+    (large,) = engine.submit(generate_row(prompt(24, 1), 2))  # 6 pages: waits
+    (small,) = engine.submit(generate_row(prompt(3, 2), 2))  # would fit at once
     engine.run()
     order = list(engine.updates)
-    assert order.index(first) < order.index(large)
-    assert order.index(large) < order.index(small)
+    assert order.index(first) < order.index(large) < order.index(small)
     assert engine.pool.high_water <= 8
+
+
+def test_rows_grow_page_by_page_and_the_youngest_makes_room() -> None:
+    """Two rows of 6 pages each at their end in a cache of 8: the younger one is stopped, and loses nothing."""
+    engine = TurnedEngine(num_pages=9)
+    asked = [(prompt(8, i), 16) for i in range(2)]
+    rows = engine.submit(*(generate_row(p, n) for p, n in asked))
+    engine.loop.turn()
+    engine.clock.advance(SMALL.max_wait_ms / 1000)
+    engine.run()
+    assert engine.scheduler.num_preempted > 0
+    assert rows[0].run == 0
+    for row, (p, n) in zip(rows, asked, strict=True):
+        assert engine.tokens(row) == engine.model.generate(p, n)
+    assert list(engine.updates) == rows
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_stopped_row_starts_again_in_its_place_with_its_tokens(logprobs: bool) -> None:
+    engine = TurnedEngine()
+    lows = engine.submit(*[generate_row(prompt(9, i), 12, temperature=1.0, seed=i) for i in range(4)])
+    lows += engine.submit(generate_row(prompt(3, 8), 1))
+    for row in lows:
+        assert row.priority is Priority.NORMAL
+    for _ in range(6):
+        engine.loop.turn()
+    asked = Prepared(
+        prompt(5, 20), SamplingParams(max_tokens=2, temperature=0.0), prompt_logprobs=0 if logprobs else -1
+    )
+    (urgent,) = engine.submit(asked, priority=Priority.URGENT)
+    engine.run()
+    assert [row.run for row in lows] == [0, 0, 0, 1, 0]  # the youngest of the four that ran
+    assert engine.tokens(urgent) == engine.model.generate(prompt(5, 20), 2)
+    for i, row in enumerate(lows[:4]):
+        assert engine.tokens(row) == engine.model.generate(prompt(9, i), 12, temperature=1.0, seed=i)
+    ends = [row for row in engine.updates if engine.ended(row)]
+    assert ends.index(lows[3]) < ends.index(lows[4])
+
+
+def test_the_slot_limit_gives_way_to_a_higher_class_only() -> None:
+    engine = TurnedEngine()
+    running = engine.submit(*[generate_row(prompt(4, i), 30) for i in range(4)], priority=Priority.LOW)
+    for _ in range(5):
+        engine.loop.turn()
+    (same,) = engine.submit(generate_row(prompt(4, 9), 1), priority=Priority.LOW)
+    for _ in range(3):
+        engine.loop.turn()
+    assert not engine.updates[same]
+    (urgent,) = engine.submit(generate_row(prompt(4, 10), 1), priority=Priority.URGENT)
+    engine.clock.advance(SMALL.max_wait_ms / 1000)
+    for _ in range(4):
+        engine.loop.turn()
+    assert engine.ended(urgent)
+    assert not engine.updates[same]
+    engine.run()
+    for i, row in enumerate(running):
+        assert engine.tokens(row) == engine.model.generate(prompt(4, i), 30)
+
+
+def test_an_aged_row_is_not_stopped_by_a_later_one_of_a_higher_class() -> None:
+    engine = TurnedEngine()
+    running = engine.submit(*[generate_row(prompt(4, i), 9) for i in range(4)], priority=Priority.LOW)
+    for _ in range(3):
+        engine.loop.turn()
+    engine.clock.advance(2 * SMALL.ageing_s + 0.001)
+    engine.submit(generate_row(prompt(4, 10), 1), priority=Priority.URGENT)
+    engine.run()
+    assert all(row.run == 0 for row in running)
+
+
+# The prefix cache
+
+
+def extended(engine: TurnedEngine) -> int:
+    """Tokens that went through EXTEND steps."""
+    return sum(int(b.length.sum()) for b in engine.runner.batches if b.bucket.kind is Kind.EXTEND)
+
+
+def test_a_prompt_that_starts_as_an_earlier_one_skips_the_whole_pages_they_share() -> None:
+    engine = TurnedEngine()
+    shared = prompt(18)
+    engine.submit(generate_row((*shared, 7, 8), 3))
+    engine.run()
+    before = extended(engine)
+    (row,) = engine.submit(generate_row((*shared, 9, 10, 11), 3))
+    engine.run()
+    assert extended(engine) - before == 21 - 16  # four pages of four
+    assert engine.last(row).num_cached == 0  # told with the first news
+    assert engine.updates[row][0].num_cached == 16
+    assert engine.tokens(row) == engine.model.generate((*shared, 9, 10, 11), 3)
+
+
+def test_what_was_generated_is_reused_by_the_next_turn_of_a_conversation() -> None:
+    engine = TurnedEngine()
+    (first,) = engine.submit(generate_row(prompt(6), 12))
+    engine.run()
+    said = (*prompt(6), *engine.tokens(first))
+    (second,) = engine.submit(generate_row((*said, 5, 6), 2))
+    engine.run()
+    assert engine.updates[second][0].num_cached == 16  # of 18: the last generated token was never fed
+
+
+def test_the_last_token_is_computed_even_if_all_is_known() -> None:
+    engine = TurnedEngine()
+    for _ in range(2):
+        (row,) = engine.submit(generate_row(prompt(16), 2))
+        engine.run()
+    assert engine.updates[row][0].num_cached == 12
+    assert engine.tokens(row) == engine.model.generate(prompt(16), 2)
+
+
+def test_another_tenant_never_hits() -> None:
+    engine = TurnedEngine()
+    for tenant, cached in (("a", 0), ("a", 16), ("ab", 0), ("b", 0), ("b", 16)):
+        (row,) = engine.submit(generate_row(prompt(18), 1), tenant=tenant)
+        engine.run()
+        assert engine.updates[row][0].num_cached == cached
+
+
+def test_prompt_logprobs_stay_exact_on_a_warm_cache() -> None:
+    engine = TurnedEngine()
+    for _ in range(2):
+        asked = Prepared(prompt(30), SamplingParams(max_tokens=1, temperature=0.0), prompt_logprobs=0)
+        (row,) = engine.submit(generate_row(prompt(30), 1), asked)[1:]
+        engine.run()
+        entries = engine.last(row).prompt_logprobs
+        assert [e.token_id for e in entries] == list(prompt(30)[1:])
+        for i, entry in enumerate(entries):
+            assert entry.logprob == pytest.approx(float(engine.model.logprobs(prompt(30)[: i + 1])[entry.token_id]))
+
+
+def test_choices_of_one_prompt_share_its_pages_and_compute_it_once() -> None:
+    engine = TurnedEngine()
+    p = prompt(30)
+    rows = engine.submit(*[generate_row(p, 4, temperature=1.0, seed=i) for i in range(4)])
+    engine.run()
+    assert extended(engine) == 30 + 3 * (30 - 28)
+    assert engine.pool.high_water <= 7 + 4 * 2  # seven whole pages once; each its own tail and growth
+    for i, row in enumerate(rows):
+        assert engine.tokens(row) == engine.model.generate(p, 4, temperature=1.0, seed=i)
+
+
+def test_cached_pages_count_as_free_and_go_when_they_are_needed() -> None:
+    engine = TurnedEngine(num_pages=9)
+    for i in range(12):
+        (row,) = engine.submit(generate_row(prompt(25, i), 6))  # all eight pages
+        engine.run()
+        assert engine.tokens(row) == engine.model.generate(prompt(25, i), 6)
+        assert engine.pool.used == 0
+    assert engine.scheduler.cache.num_evicted > 0
+    assert engine.pool.cached + engine.pool.free == engine.pool.total
+
+
+def test_nothing_is_kept_from_a_row_whose_logits_were_not_finite_or_from_a_lost_cache() -> None:
+    bad = prompt(12)
+    engine = TurnedEngine(model=ToyModel(poisoned=frozenset({bad})), fail_result=[3])
+    engine.submit(generate_row(bad, 1))
+    engine.run()
+    assert engine.pool.cached == 2  # the chunk of eight before the bad one was good
+    engine.submit(generate_row(prompt(20, 1), 4))
+    engine.run()
+    assert engine.pool.cached == 0
+
+
+def test_without_the_prefix_cache_nothing_is_kept() -> None:
+    engine = TurnedEngine(replace(SMALL, prefix_cache=False))
+    for _ in range(2):
+        (row,) = engine.submit(generate_row(prompt(18), 9))
+        engine.run()
+        assert engine.updates[row][0].num_cached == 0
+        assert engine.pool.cached == 0
+
+
+# Chunks beside running streams
+
+
+def test_a_prompt_beside_streams_goes_in_chunks_that_keep_the_token_gap() -> None:
+    """A device that takes 1 ms for each token of the bucket; buckets of 64 and of 256 tokens, 16 streams: of two
+    prompts of 64 tokens one goes at a time, so that a token takes 16 + 64 ms, not 16 + 256."""
+    config = replace(SMALL, max_slots=32, token_gap_ratio=6.0, token_gap_ms=0.0, prefill_chunk=64)
+    engine = TurnedEngine(config, ms_per_token=1.0, num_pages=257)
+    streams = engine.submit(*[generate_row(prompt(3, i), 40) for i in range(16)])
+    while len(engine.updates[streams[-1]]) < 4:
+        engine.loop.turn()
+    lates = engine.submit(*[generate_row(prompt(60, 90 + i), 1) for i in range(8)])
+    engine.run()
+    for row in streams:
+        assert np.diff(engine.times_s[row][3:]).max() <= 0.0161 + 0.064
+    assert all(engine.ended(row) for row in lates)
+    idle = TurnedEngine(config, ms_per_token=1.0, num_pages=257)
+    idle.submit(*[generate_row(prompt(60, 90 + i), 1) for i in range(8)])
+    idle.run()
+    assert max(b.bucket.rows for b in idle.runner.batches) == 4  # nobody to hold up: as many as fit
 
 
 # Cancels
@@ -330,13 +524,14 @@ def test_logits_that_are_not_finite_end_their_row_alone() -> None:
 
 
 @pytest.mark.parametrize("where", ["fail_submit", "fail_result"])
-@pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
-def test_a_failed_kv_step_ends_what_had_kv_and_the_engine_goes_on(where: str, step: int) -> None:
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 5])
+def test_a_failed_kv_step_ends_its_own_rows_and_the_others_start_again(where: str, step: int) -> None:
     engine = TurnedEngine(**{where: [step]})
     rows = engine.submit(*[generate_row(prompt(12, i), 6) for i in range(6)])  # four run, two wait
     engine.run()
     failed = [row for row in rows if engine.last(row).error is not None]
-    assert failed
+    batch = engine.runner.batches[step]
+    assert len(failed) == int((batch.length > 0).sum()) > 0
     assert all(isinstance(engine.last(row).error, StepFailed) for row in failed)
     for i, row in enumerate(rows):
         if row not in failed:

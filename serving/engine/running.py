@@ -1,0 +1,138 @@
+"""Rows that hold a slot and KV pages: prompts on their way in, and rows that generate.
+
+A row comes in with pages for its whole prompt, those of its beginning shared from the prefix cache where they are
+known, and takes one more page whenever what it generates fills the last. Who comes, who makes room and when is the
+scheduler's choice. Invariant: a row is in `prefill` or in `decode` exactly while it has a slot, and its pages hold
+every position that has been dispatched.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+
+import numpy as np
+
+from .kv_pool import KvPool
+from .prefix_cache import PrefixCache
+from .sequence import Sequence, Stage
+from .slots import Slots
+
+
+class Running:
+    def __init__(self, slots: Slots, pool: KvPool, cache: PrefixCache) -> None:
+        self.slots, self._pool, self._cache = slots, pool, cache
+        self.prefill: list[Sequence] = []  # by rank
+        self.decode: dict[Sequence, None] = {}  # by the time of their first token
+        self._filling: dict[bytes, Sequence] = {}  # pages that a row in `prefill` will register
+
+    def __len__(self) -> int:
+        return len(self.prefill) + len(self.decode)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.prefill
+        yield from self.decode
+
+    def decodable(self) -> list[Sequence]:
+        """Rows with a token to generate that is not dispatched yet."""
+        return [row for row in self.decode if row.planned < row.max_new]
+
+    def worst(self) -> Sequence:
+        """The one that makes room first: the youngest of the lowest priority, as ageing has it."""
+        return max(self, key=lambda row: (row.rank, row.order))
+
+    # Coming
+
+    def waits_for_twin(self, row: Sequence) -> bool:
+        """Another prompt is computing the page that this one needs next: soon it can be shared."""
+        reusable = self._reusable(row)
+        known = len(self._cache.match(reusable))
+        return known < len(reusable) and reusable[known] in self._filling
+
+    def pages_needed(self, row: Sequence) -> int:
+        """By how much `available` falls when the row comes in."""
+        known = self._cache.match(self._reusable(row))
+        return self._pool.pages_for(row.num_prompt) - len(known) + self._cache.num_idle(known)
+
+    @property
+    def available(self) -> int:
+        return self._cache.available
+
+    def start(self, row: Sequence, now_s: float) -> None:
+        """Take a slot and the pages of the prompt, which `available` and `slots.free` must have."""
+        reusable = self._reusable(row)
+        known = len(self._cache.match(reusable))
+        row.pages = self._cache.share(row, reusable[:known], now_s)
+        row.pages += self._cache.take(row, self._pool.pages_for(row.num_prompt) - known)
+        row.num_registered = known
+        row.prefilled = row.num_shared = known * self._pool.page_size
+        if row.run == 0:
+            row.num_cached = row.num_shared
+        row.slot = self.slots.assign(row, row.pages)
+        row.stage = Stage.PREFILL
+        insort(self.prefill, row, key=lambda other: (other.rank, other.order))
+        for key in reusable[known:]:
+            self._filling.setdefault(key, row)
+
+    def _reusable(self, row: Sequence) -> list[bytes]:
+        """Keys of the pages that may be shared: at least one token of the prompt is computed, for its logits."""
+        return row.keys[: (row.num_prompt - 1) // self._pool.page_size] if row.may_reuse else []
+
+    # Running
+
+    def prefilled(self, row: Sequence) -> None:
+        """The last chunk of the prompt is dispatched."""
+        self.prefill.remove(row)
+        self.decode[row] = None
+        row.stage = Stage.DECODE
+        row.planned = min(row.planned + 1, row.max_new)
+
+    def lacking_page(self, rows: list[Sequence]) -> list[Sequence]:
+        """Rows whose next token needs a page that they do not have."""
+        slots = np.array([row.slot for row in rows])
+        full = self.slots.position[slots] >= self.slots.num_pages[slots] * self._pool.page_size
+        return [rows[i] for i in np.flatnonzero(full)]
+
+    def grow(self, row: Sequence) -> None:
+        """One more page, which `available` must have."""
+        (page,) = self._cache.take(row, 1)
+        row.pages.append(page)
+        self.slots.add_page(row.slot, page)
+
+    def read(self, row: Sequence, end: int, now_s: float) -> None:
+        """Positions below `end` are in the row's pages for good: whole ones go to the cache."""
+        if not self._cache.enabled:
+            return
+        page_size = self._pool.page_size
+        while (row.num_registered + 1) * page_size <= end:
+            place = row.num_registered
+            key = self._key(row, place)
+            self._cache.register(key, place, row.pages[place], now_s)
+            self._stop_filling(key, row)
+            row.num_registered += 1
+
+    # Going
+
+    def stop(self, row: Sequence) -> None:
+        """Slot and pages go back."""
+        if row.stage is Stage.PREFILL:
+            self.prefill.remove(row)
+        else:
+            del self.decode[row]
+        for key in row.keys[row.num_registered :]:
+            self._stop_filling(key, row)
+        self._cache.release(row)
+        self.slots.release(row.slot)
+        row.slot, row.pages = 0, []
+
+    def lose_cache(self) -> None:
+        """The device's pages are gone: nothing of them is shared again."""
+        self._cache.clear()
+
+    def _key(self, row: Sequence, place: int) -> bytes:
+        if place == len(row.keys):
+            size = self._pool.page_size
+            row.add_key(row.tokens(place * size, (place + 1) * size))
+        return row.keys[place]
+
+    def _stop_filling(self, key: bytes, row: Sequence) -> None:
+        if self._filling.get(key) is row:
+            del self._filling[key]
