@@ -45,8 +45,12 @@ def write_gguf(
     vocabulary, found = gguf_vocabulary(directory, config)
     if problems + found:
         raise CheckpointError(directory, problems + found)
-    general = {"general.type": "model", "general.name": directory.resolve().name, "general.file_type": FILE_TYPES[dtype],
-               "general.quantization_version": package.GGML_QUANT_VERSION}  # fmt: skip
+    general = {
+        "general.type": "model",
+        "general.name": directory.resolve().name,
+        "general.file_type": FILE_TYPES[dtype],
+        "general.quantization_version": package.GGML_QUANT_VERSION,
+    }
     names = tensor_names(config)
     writer = package.GGUFWriter(path, config.model_type)
     try:
