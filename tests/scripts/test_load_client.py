@@ -11,7 +11,6 @@ from aiohttp.test_utils import TestServer
 
 from scripts.load_client import Load, percentile, run_clients, wait_ready
 
-
 SEEN = web.AppKey("SEEN", list)
 
 
