@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from model.chat import ChatTemplate
 from model.load import load_model
-from model.reasoning import OPEN, ReasoningSplit, opens_reasoning
+from model.reasoning import CLOSE, OPEN, ReasoningSplit, opens_reasoning
 from model.sharding import make_mesh, parse_mesh
 from model.template import Template
 from model.tokenizer import Detokenizer, Tokenizer
@@ -21,6 +21,7 @@ from .config import Config
 from .engine.engine import Engine
 from .engine.runner import JaxRunner, use_compilation_cache
 from .pipeline.language import Language
+from .pipeline.llguide import make_guide
 
 
 def load_backend(config: Config, directory: Path, *, compile_cache: Path | None, clock: Callable[[], float]) -> Backend:
@@ -43,7 +44,14 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
     max_context = min(config.engine.max_context, model.config.max_position)
     runner = JaxRunner(model, config.engine, max_context=max_context, mesh=mesh)
     engine = Engine(runner, config.engine, max_context=max_context, clock=clock)
-    language = make_language(tokenizer, chat, template, max_context=max_context, vocab_size=model.config.vocab_size)
+    language = make_language(
+        tokenizer,
+        chat,
+        template,
+        max_context=max_context,
+        vocab_size=model.config.vocab_size,
+        adjusts=config.engine.sampling_tables,
+    )
     return Backend(language, engine, lambda: runner.num_compiles)
 
 
@@ -62,8 +70,11 @@ def make_language(
     *,
     max_context: int,
     vocab_size: int,
+    adjusts: bool = True,
 ) -> Language:
+    """`adjusts`: the engine keeps tables for penalties, biases and masks."""
     reasons = OPEN in tokenizer.control
+    guide = make_guide(tokenizer, control_ids=tokenizer.control.values(), vocab_size=vocab_size) if adjusts else None
     return Language(
         tokenizer=tokenizer,
         max_context=max_context,
@@ -73,4 +84,7 @@ def make_language(
         new_splitter=(lambda ids: ReasoningSplit(opened=opens_reasoning(ids, tokenizer))) if reasons else None,
         templates={template.name: template} if template is not None else {},
         default_template=template.name if template is not None else None,
+        reasoning_end=lambda ids: tokenizer.control.get(CLOSE) if opens_reasoning(ids, tokenizer) else None,
+        adjusts=adjusts,
+        guide=guide,
     )

@@ -25,6 +25,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from serving.batch import Runner
 from serving.config import EngineConfig
@@ -36,6 +37,7 @@ from .costs import StepCosts
 from .inbox import Inbox
 from .kv_pool import KvPool
 from .loop import Loop
+from .masks import Masks
 from .scheduler import Events, Scheduler
 from .stats import EngineStats
 from .ticket import Listener, Ticket
@@ -44,6 +46,8 @@ _log = logging.getLogger("tidegate.engine")
 
 _WARMUP_RETRY_S = 2.0
 _MAX_RETRY_S = 60.0
+_MASK_THREADS = 2
+_MASK_WAIT_S = 0.001  # what comes meanwhile waits no longer
 _JOIN_GRACE_S = 5.0  # beyond the drain time, for the steps that are on the device
 
 
@@ -71,7 +75,9 @@ class Engine:
         buckets = BucketSet(runner.buckets)
         buckets.check(config, max_context)
         costs = StepCosts()
-        self._scheduler = Scheduler(config, buckets, self._pool, max_context, costs)
+        self._mask_threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="tidegate-masks")
+        self._masks = Masks(self._mask_threads.submit)
+        self._scheduler = Scheduler(config, buckets, self._pool, max_context, costs, self._masks)
         self.stats = stats or EngineStats()
         self._loop = Loop(runner, self._scheduler, self._deliver, clock=clock, stats=self.stats, costs=costs)
         self._inbox = Inbox()
@@ -190,6 +196,8 @@ class Engine:
 
     def _take_in(self) -> bool:
         """Wait for something to do and take it in; False when it is time to stop."""
+        if self._loop.awaits_masks:
+            self._masks.wait(_MASK_WAIT_S)
         cancels = self._inbox.take(self._accept, wait=self._loop.idle)
         for ticket, index in cancels:
             rows = ticket.rows if index is None else ticket.rows[index : index + 1]
@@ -239,6 +247,7 @@ class Engine:
         else:
             self._abandon(InternalError("the engine has failed"))
         self._gauge()
+        self._mask_threads.shutdown(wait=False, cancel_futures=True)
         self._runner.close()
 
     def _abandon(self, error: ServingError) -> None:

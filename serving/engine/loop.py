@@ -47,9 +47,15 @@ class Loop:
         """No row waits or runs, and no step is out."""
         return not self._in_flight and self._scheduler.num_waiting == 0 and self._scheduler.num_running == 0
 
+    @property
+    def awaits_masks(self) -> bool:
+        """Nothing is on the device, and rows would go on if they had their masks."""
+        return not self._in_flight and self._scheduler.num_masks_out > 0
+
     def turn(self) -> None:
         """Expire rows, dispatch one step if there is one, and read the oldest if two are out or none was dispatched."""
         now_s = self._clock()
+        self.emit(self._scheduler.take_masks())
         self.emit(self._scheduler.expire(now_s))
         step = self._scheduler.next_batch(now_s, device_idle=not self._in_flight)
         if step is not None:

@@ -33,7 +33,11 @@ class Running:
 
     def decodable(self) -> list[Sequence]:
         """Rows with a token to generate that is not dispatched yet."""
-        return [row for row in self.decode if row.planned < row.max_new]
+        return [row for row in self.decode if row.planned < row.max_new and row.may_sample]
+
+    def extendable(self) -> list[Sequence]:
+        """Prompts, by rank; one that comes back may have to wait for its mask."""
+        return [row for row in self.prefill if row.may_sample]
 
     def worst(self) -> Sequence:
         """The one that makes room first: the youngest of the lowest priority, as ageing has it."""

@@ -23,6 +23,7 @@ from .deadlines import Deadlines
 from .former import BatchFormer
 from .kv_pool import KvPool
 from .lru_k import LruK
+from .masks import Masks
 from .packing import pack_extend, pack_score
 from .page_keys import chain
 from .prefix_cache import PrefixCache
@@ -48,9 +49,11 @@ class Scheduler:
         pool: KvPool,
         max_context: int,
         costs: StepCosts | None = None,
+        masks: Masks | None = None,
     ) -> None:
+        """`masks`: where constraints are pushed; None: at once, on this thread."""
         self._config, self._buckets, self._pool, self._max_context = config, buckets, pool, max_context
-        self._costs = costs or StepCosts()
+        self._costs, self._masks = costs or StepCosts(), masks or Masks(lambda work: work())
         self._scores, self._prompts = WaitingRows(config.ageing_s), WaitingRows(config.ageing_s)
         self._scoring: dict[Sequence, None] = {}  # dispatched, not read yet
         lru: LruK[bytes] = LruK(correlated_s=config.lru_window_s, max_history=_LRU_HISTORY * pool.total)
@@ -74,6 +77,11 @@ class Scheduler:
     @property
     def num_waiting_tokens(self) -> int:
         return self._scores.num_tokens + self._prompts.num_tokens
+
+    @property
+    def num_masks_out(self) -> int:
+        """Rows that wait for their next mask, those that have ended meanwhile among them."""
+        return self._masks.num_out
 
     @property
     def num_running(self) -> int:
@@ -117,6 +125,10 @@ class Scheduler:
         message = "the deadline passed before the answer was complete"
         return [e for row in self._deadlines.expired(now_s) for e in self.cancel(row, DeadlineExceeded(message))]
 
+    def take_masks(self) -> Events:
+        """Rows whose mask has been found can go on; those whose text is complete by it end."""
+        return [self._end(row, update) for row, update in self._masks.collect() if row.stage is not Stage.DONE]
+
     # Steps
 
     def next_batch(self, now_s: float, *, device_idle: bool) -> Step | None:
@@ -148,6 +160,8 @@ class Scheduler:
             if update is None:
                 continue
             final = update.finish is not None or update.error is not None
+            if update.tokens and row.constraint is not None and not final:
+                self._masks.start(row, update.tokens[-1].token_id)
             events.append(self._end(row, update) if final else (row, update))
         return events
 
@@ -222,7 +236,7 @@ class Scheduler:
         return self._running.slots.free > 0 and need <= self._running.available
 
     def _extend_ready(self, now_s: float, idle: bool) -> bool:
-        prefill = self._running.prefill
+        prefill = self._running.extendable()
         if any(row.prefilled > row.num_shared for row in prefill):  # its next chunk
             return True
         oldest = min(prefill, key=lambda row: row.order, default=None)
@@ -238,7 +252,7 @@ class Scheduler:
 
     def _form_extend(self, decodable: list[Sequence]) -> Step:
         packing = pack_extend(
-            self._running.prefill,
+            self._running.extendable(),
             self._buckets,
             max_chunk=self._config.prefill_chunk,
             page_size=self._pool.page_size,

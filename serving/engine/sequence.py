@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from serving.batch import NUM_TARGETS, NUM_TOP
 from serving.errors import BadRequest
-from serving.types import Job, Prepared, Priority, SamplingParams, TokenLogprob
+from serving.types import Constraint, Job, Prepared, Priority, SamplingParams, TokenLogprob
 
 from .page_keys import next_key, root_key
 
@@ -48,6 +48,8 @@ class Sequence:
     deadline_s: float | None
     max_new: int  # tokens to generate; 0: score only
     stops: frozenset[int]
+    constraint: Constraint | None
+    mask: NDArray[np.uint32] | None  # of the token after `output`; None while its constraint looks for it
     arrived_s: float = 0.0
     order: int = 0  # of arrival; no two rows have the same
     turn: float = 0.0  # see `waiting`
@@ -69,6 +71,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.output)
+
+    @property
+    def may_sample(self) -> bool:
+        """All but a constrained row whose next mask is not known, or whose last token has not been read."""
+        return self.constraint is None or (self.mask is not None and self.planned == self.generated)
 
     @property
     def cost(self) -> int:
@@ -127,6 +134,7 @@ def make_sequences(owner: object, job: Job) -> tuple[Sequence, ...]:
 def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
     _check(index, row)
     sampling = row.sampling
+    constraint = None if sampling is None else sampling.constraint
     return Sequence(
         owner=owner,
         row=index,
@@ -141,7 +149,15 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
         deadline_s=job.deadline_s,
         max_new=0 if sampling is None else sampling.max_tokens,
         stops=_NO_STOPS if sampling is None else frozenset(sampling.stop_token_ids),
+        constraint=constraint,
+        mask=None if constraint is None else _first_mask(index, constraint),
     )
+
+
+def _first_mask(index: int, constraint: Constraint) -> NDArray[np.uint32]:
+    if constraint.mask is None:
+        raise BadRequest(f"row {index} has a constraint that leaves no text")
+    return np.frombuffer(constraint.mask, "<u4")
 
 
 def _int32(index: int, token_ids: tuple[int, ...]) -> NDArray[np.int32]:

@@ -4,13 +4,14 @@ Three constructors, one a kind. Rows that are absent and fields that a kind does
 bucket's shape (see serving.batch), so every batch of a bucket runs the same compiled program.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import NUM_TARGETS, Batch, Bucket, Kind, SlotTable
+from serving.batch import NUM_TARGETS, Batch, Bucket, Kind, SlotMask, SlotTable
 
 from .sequence import Sequence
 from .slots import Slots
@@ -58,8 +59,8 @@ def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, .
     want_top = _put_slots(fields, bucket, rows, slots)
     last = [row.prefilled + chunk == row.num_prompt for row, chunk in zip(rows, chunks, strict=True)]
     fields["table"][: len(rows)] *= last  # what a chunk before the last one samples is nobody's token
-    tables = [_table(row) for row, table in zip(rows, fields["table"].tolist(), strict=False) if table]
-    batch = _batch(bucket, fields, _wants_prompt(rows), want_top, tuple(tables))
+    sampling = [row for row, table in zip(rows, fields["table"].tolist(), strict=False) if table]
+    batch = _batch(bucket, fields, _wants_prompt(rows), want_top, sampling, new=True)
     return _step(batch, rows, tuple(row.prefilled for row in rows), chunks)
 
 
@@ -69,7 +70,7 @@ def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Ste
     want_top = _put_slots(fields, bucket, rows, slots)
     fields["start"] = slots.position[fields["slot"]]
     fields["length"][: len(rows)] = 1
-    batch = _batch(bucket, fields, False, want_top)
+    batch = _batch(bucket, fields, False, want_top, rows)
     return _step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), (1,) * len(rows))
 
 
@@ -106,10 +107,8 @@ def _neutral(b: Bucket) -> dict[str, NDArray[Any]]:
 def _table(row: Sequence) -> SlotTable:
     """Before the row samples in its slot for the first time; what was generated before is the end of its prompt."""
     assert row.sampling is not None
-    asked = row.num_prompt - row.generated
-    return SlotTable(
-        row.slot, row.prompt[:asked], row.prompt[asked:], row.sampling.logit_bias, row.sampling.allowed_token_ids
-    )
+    prompt, generated = row.prompt[: row.num_asked], row.prompt[row.num_asked :]
+    return SlotTable(row.slot, prompt, generated, row.sampling.logit_bias, row.sampling.allowed_token_ids)
 
 
 def _put_prompt(fields: dict[str, NDArray[Any]], r: int, row: Sequence, start: int, length: int) -> None:
@@ -142,7 +141,16 @@ def _batch(
     fields: dict[str, NDArray[Any]],
     want_prompt: bool,
     want_top: bool,
-    set_tables: tuple[SlotTable, ...] = (),
+    sampling: Iterable[Sequence] = (),
+    *,
+    new: bool = False,
 ) -> Batch:
-    flags = {"want_top": np.array(want_top), "want_prompt": np.array(want_prompt)}
-    return Batch(bucket=bucket, set_tables=set_tables, set_masks=(), **flags, **fields)
+    """`sampling`: rows that may have tables and masks to set; `new`: for the first time in their slots."""
+    return Batch(
+        bucket=bucket,
+        want_top=np.array(want_top),
+        want_prompt=np.array(want_prompt),
+        set_tables=tuple(_table(row) for row in sampling) if new else (),
+        set_masks=tuple(SlotMask(row.slot, row.mask) for row in sampling if row.mask is not None),
+        **fields,
+    )
