@@ -109,7 +109,8 @@ class Service:
             await self._collect(self._job(call, plan.rows), collected)
         done_s = self.clock()
         timing = Timing(encoded_s - call.arrived_s, done_s - encoded_s, done_s - call.arrived_s)
-        return ScoreAnswer(plan.fold(collected), Usage(prompt_tokens=plan.num_prompt_tokens), timing)
+        usage = Usage(plan.num_prompt_tokens, cached_tokens=plan.num_cached(collected))
+        return ScoreAnswer(plan.fold(collected), usage, timing)
 
     async def generate(self, request: GenerationRequest, *, stream: bool, call: Call) -> "Generation":
         """Submitted, nothing awaited of it yet. The caller must `close` it, whatever happens."""
@@ -166,6 +167,7 @@ class Generation:
         self._ticket = ticket
         self._inbox = inbox
         self._num_open = len(plan.choices)
+        self._num_cached = [0] * len(plan.choices)
 
     @property
     def ended(self) -> bool:
@@ -177,7 +179,9 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._plan.num_prompt_tokens, self._plan.num_completion_tokens)
+        """Of the choices of one prompt the first says what was cached: the others find what it computed."""
+        cached = sum(self._num_cached[:: self._plan.num_rows_per_prompt])
+        return Usage(self._plan.num_prompt_tokens, self._plan.num_completion_tokens, cached)
 
     async def take(self) -> list[Delta]:
         """The next pieces, in order per choice. May be empty (text is held back). Raises ServingError."""
@@ -194,6 +198,7 @@ class Generation:
 
     def _push(self, update: Update) -> list[Delta]:
         choice = self._plan.choices[update.row]
+        self._num_cached[update.row] += update.num_cached
         if choice.ended:  # cut by a stop string while a step was on its way
             return []
         deltas = choice.push(update)

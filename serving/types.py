@@ -1,14 +1,17 @@
 """Plain data that crosses layers: what a client asked for, what the engine is given, what comes back.
 
 Everything is frozen and holds no arrays, so any thread may keep a reference. A Request becomes Prepared sequences
-(one per engine row), the engine answers each with Updates, and the pipeline folds those into Scores or Deltas.
+(one per engine row), the engine answers each with Updates, and the pipeline folds those into Scores or Deltas. What is
+made per row or token is a msgspec Struct, which costs a fifth of a dataclass to make.
 Invariant: every sequence ends in exactly one Update whose `finish` or `error` is set.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 
 class Priority(IntEnum):
@@ -108,8 +111,7 @@ class SamplingParams:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """One row for the engine: a prompt, and what is wanted of it.
 
     `sampling` None: score only. `targets`: token ids whose log-probability right after the prompt is wanted.
@@ -135,15 +137,13 @@ class Job:
     profile_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     token_id: int
     logprob: float  # NaN: undefined, as for the first token of a prompt
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), most likely first
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True):
     """News of one row. The last one of a row has `finish` or `error` set."""
 
     row: int
@@ -162,8 +162,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Struct, frozen=True):
     """One input's answer; `error` set means that this input failed alone."""
 
     index: int

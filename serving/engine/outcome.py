@@ -95,8 +95,7 @@ def _targets(row: Sequence, out: Results, r: int) -> tuple[float, ...]:
 
 
 def _top(row: Sequence, out: StepOutput, r: int) -> tuple[tuple[int, float], ...]:
-    if row.top == 0:
+    if out.top_ids is None or row.top == 0:
         return ()
-    assert out.top_ids is not None
     assert out.top_logprobs is not None
     return tuple(zip(out.top_ids[r, : row.top].tolist(), out.top_logprobs[r, : row.top].tolist(), strict=True))

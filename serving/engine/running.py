@@ -103,10 +103,8 @@ class Running:
 
     def read(self, row: Sequence, end: int, now_s: float) -> None:
         """Positions below `end` are in the row's pages for good: whole ones go to the cache."""
-        if not self._cache.enabled:
-            return
         page_size = self._pool.page_size
-        while (row.num_registered + 1) * page_size <= end:
+        while self._cache.enabled and (row.num_registered + 1) * page_size <= end:
             place = row.num_registered
             key = self._key(row, place)
             self._cache.register(key, place, row.pages[place], now_s)

@@ -36,6 +36,10 @@ class ScorePlan:
     num_prompt_tokens: int
     places: tuple[_Place, ...]
 
+    def num_cached(self, collected: Collected) -> int:
+        """Prompt tokens that the prefix cache saved, as each input's first row tells."""
+        return sum(collected.rows[place.first].num_cached for place in self.places if place.labels is not None)
+
     def fold(self, collected: Collected) -> tuple[Score, ...]:
         """One Score per input, in order; needs every row to have ended."""
         results = collected.rows

@@ -220,11 +220,26 @@ def test_a_lost_cache_is_replaced_by_reset(driven: Driven, runner: JaxRunner, lo
     assert tokens(good)[0].token_id == int(logprobs(list(prompt(5)))[-1].argmax())
 
 
+def test_pages_of_an_earlier_prompt_are_read_as_if_they_were_computed(driven: Driven, logprobs: Logprobs) -> None:
+    first = prompt(21)
+    driven.run(Prepared(first, sampling=greedy(2)))
+    second = (*first[:18], 3, 4, 5)
+    (warm,) = driven.run(Prepared(second, targets=(1, 2), sampling=greedy(3)))
+    assert warm[0].num_cached >= CONFIG.page_size
+    context = list(second)
+    for token in tokens(warm):
+        expected = logprobs(context)[-1]
+        assert token.logprob == pytest.approx(float(expected[token.token_id]), abs=1e-4)
+        assert token.token_id == int(expected.argmax())
+        context.append(token.token_id)
+
+
 def test_nan_left_in_pages_by_an_earlier_owner_harms_nobody(driven: Driven, runner: JaxRunner) -> None:
     (clean,) = driven.run(Prepared(prompt(20), sampling=greedy(4)))
     assert runner._state is not None
     pools = tuple(jax.device_put(np.full(p.shape, np.nan, p.dtype)) for p in runner._state.pools)
     runner._state = runner._state._replace(pools=pools)
+    driven.scheduler.cache.clear()
     (dirty,) = driven.run(Prepared(prompt(20), sampling=greedy(4)))
     assert tokens(clean) == tokens(dirty)
 
