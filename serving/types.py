@@ -35,7 +35,7 @@ class Tier(StrEnum):
 
 
 class Finish(StrEnum):
-    STOP = "stop"  # an end-of-sequence token or a stop string
+    STOP = "stop"  # an end-of-sequence token, a stop string, or a constraint that is fulfilled
     LENGTH = "length"  # max_tokens or the context is used up
     SCORED = "scored"  # a sequence without generation has its log-probabilities
 

@@ -13,6 +13,7 @@ SAMPLING = (
     {"temperature": 0},
     {"temperature": 1.0, "seed": 1},
     {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.01, "seed": -1},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.3, "logit_bias": {"5": -1, "6": 2}},
 )
 OUTPUT = (
     {},

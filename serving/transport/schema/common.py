@@ -43,7 +43,9 @@ AllowedTokenIds = Annotated[
 GuidedJson = Annotated[
     dict[str, Any] | str, Meta(description="The answer is JSON of this schema, which may be written as text.")
 ]
-GuidedRegex = Annotated[str, Meta(description="The whole answer matches this expression, in Rust's regex syntax.")]
+GuidedRegex = Annotated[
+    str, Meta(description="The whole answer matches it. Rust's regex syntax: \\d is any digit of Unicode.")
+]
 GuidedChoice = Annotated[list[str], Meta(min_length=1, max_length=1024, description="The answer is one of these.")]
 
 
