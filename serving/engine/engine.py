@@ -14,10 +14,11 @@
 4. `commit` turns a step's output into Updates. The listener gets all of a job's updates of a step in one call, on the
    engine thread: it must not block. Tokens come as they are sampled; prompt log-probabilities with the first token.
 5. A row ends exactly once, in an Update with `finish` (STOP: its last token is a stop token, which the caller leaves
-   out of the text, or its constraint is fulfilled; LENGTH; SCORED) or `error`: Cancelled (`Ticket.cancel`, effective in a turn, pages free at once),
-   DeadlineExceeded (in a queue: without touching the device), StepFailed (its step raised, or its logits are not
-   finite: then it alone). After a failed step that could write the KV cache the other rows with KV start again, with a
-   fresh cache. If the loop itself breaks, every row is answered and `failure` says why.
+   out of the text, or its constraint is fulfilled; LENGTH; SCORED) or `error`: Cancelled (`Ticket.cancel`, effective
+   in a turn, pages free at once), DeadlineExceeded (in a queue: without touching the device), StepFailed (its step
+   raised, or its logits are not finite: then it alone). After a failed step that could write the KV cache the other
+   rows with KV start again, with a fresh cache. If the loop itself breaks, every row is answered and `failure` says
+   why.
 
 Stop strings, text and HTTP are not known here: see serving.pipeline.
 """
