@@ -9,14 +9,14 @@ import math
 from dataclasses import dataclass, field
 
 from serving.errors import ContextLengthExceeded, ServingError
-from serving.types import Delta, Input, Prepared, SamplingParams, TokenLogprob, Update
+from serving.types import Constraint, Delta, Input, Prepared, SamplingParams, TokenLogprob, Update
 
 from .choice import Choice
 from .guide import Grammar
 from .language import Language
 from .prompts import Prompt, encode_inputs
 from .seeds import choice_seed
-from .steering import check_steering, no_tables, row_constraint
+from .steering import check_ids, constraint_maker, no_tables, row_constraint
 from .stops import StopMatcher
 
 
@@ -107,7 +107,8 @@ class EchoedChoice:
 
 def prepare_generation(language: Language, request: GenerationRequest) -> GenerationPlan:
     """Rows for the engine and the choices that take its updates. Raises ServingError: one bad prompt fails all."""
-    check_steering(language, logit_bias=request.logit_bias, allowed=request.allowed_token_ids, grammar=request.grammar)
+    check_ids(language, logit_bias=request.logit_bias, allowed=request.allowed_token_ids)
+    make = constraint_maker(language, request.grammar)
     prompts = [_usable(prompt) for prompt in encode_inputs(language, request.prompts)]
     rows: list[Prepared] = []
     choices: list[EchoedChoice | Choice] = []
@@ -115,7 +116,8 @@ def prepare_generation(language: Language, request: GenerationRequest) -> Genera
         max_tokens = _clipped(language, prompt, request.max_tokens)
         for choice in range(request.num_choices):
             draw = len(choices) if request.seed_is_fresh else choice
-            rows.append(_row(language, request, prompt, draw, max_tokens))
+            constraint = row_constraint(language, make, prompt if request.split_reasoning else ())
+            rows.append(_row(language, request, prompt, draw, max_tokens, constraint))
             choices.append(_choice(language, request, prompt, len(choices)))
     num_tokens = sum(len(prompt) for prompt in prompts)
     return GenerationPlan(tuple(rows), tuple(choices), num_tokens, request.num_choices)
@@ -142,7 +144,14 @@ def _stop_ids(language: Language, request: GenerationRequest) -> tuple[int, ...]
     return tuple(dict.fromkeys((*eos, *request.stop_token_ids)))
 
 
-def _row(language: Language, request: GenerationRequest, prompt: Prompt, draw: int, max_tokens: int) -> Prepared:
+def _row(
+    language: Language,
+    request: GenerationRequest,
+    prompt: Prompt,
+    draw: int,
+    max_tokens: int,
+    constraint: Constraint | None,
+) -> Prepared:
     sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -157,7 +166,7 @@ def _row(language: Language, request: GenerationRequest, prompt: Prompt, draw: i
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
         allowed_token_ids=request.allowed_token_ids,
-        constraint=row_constraint(language, request.grammar, prompt if request.split_reasoning else ()),
+        constraint=constraint,
     )
     if sampling.adjusts and not language.adjusts:
         raise no_tables()

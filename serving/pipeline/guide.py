@@ -3,7 +3,7 @@
 A model that reasons aloud does so first: where the prompt ends inside the reasoning, the constraint begins after it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -29,8 +29,8 @@ class Grammar:
 class Guide(Protocol):
     """Read-only after construction; used by several threads."""
 
-    def constraint(self, grammar: Grammar) -> Constraint:
-        """A fresh one, for one row. Raises BadRequest that says what is wrong with the grammar."""
+    def compile(self, grammar: Grammar) -> Callable[[], Constraint]:
+        """What makes a fresh constraint, one a row. Raises BadRequest that says what is wrong with the grammar."""
         ...
 
 

@@ -6,7 +6,7 @@ load, never beside running requests.
 """
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from serving.errors import BadRequest
@@ -18,6 +18,7 @@ from .language import Vocabulary
 # White space between JSON's parts is the model's choice, but not without end: a model that repeats itself would fill
 # its whole budget with it.
 _JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
+_FUEL = 200_000  # a fifth of the library's: an expression that would keep a thread for seconds is refused in tenths
 _MAX_CHARS = 256 * 1024
 _MAX_MESSAGE_CHARS = 300
 
@@ -58,13 +59,15 @@ class LlGuide:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
-    def constraint(self, grammar: Grammar) -> Constraint:
+    def compile(self, grammar: Grammar) -> Callable[[], Constraint]:
         import llguidance
 
-        matcher = llguidance.LLMatcher(self._tokenizer, _compiled(grammar), log_level=0)
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL)
+        matcher = llguidance.LLMatcher(self._tokenizer, _compiled(grammar), log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(grammar, matcher.get_error())
-        return LlConstraint(matcher, grammar, mask_bytes(self._vocab_size))
+        first = _next_mask(matcher, grammar, mask_bytes(self._vocab_size))
+        return lambda: LlConstraint(matcher.deep_copy(), grammar, first)
 
 
 def _compiled(grammar: Grammar) -> str:
@@ -90,25 +93,26 @@ def _refused(grammar: Grammar, why: str) -> BadRequest:
     return BadRequest(f"{grammar.param}: {first.removeprefix('error: ')[:_MAX_MESSAGE_CHARS]}", param=grammar.param)
 
 
-class LlConstraint:
-    """Implements serving.types.Constraint. `matcher`: an llguidance.LLMatcher at its start."""
+def _next_mask(matcher: Any, grammar: Grammar, num_bytes: int) -> bytes:
+    mask: bytes = matcher.compute_bitmask()[:num_bytes]
+    if matcher.is_error() or not any(mask):
+        raise _refused(grammar, matcher.get_error() or "no token of this model's vocabulary fits")
+    return mask
 
-    def __init__(self, matcher: Any, grammar: Grammar, num_bytes: int) -> None:
-        """Raises BadRequest where the grammar needs more than the library's limits."""
-        self._matcher, self._grammar, self._num_bytes = matcher, grammar, num_bytes
-        self._mask: bytes | None = self._next()
+
+class LlConstraint:
+    """Implements serving.types.Constraint. `matcher`: an llguidance.LLMatcher at its start; `mask`: its first."""
+
+    def __init__(self, matcher: Any, grammar: Grammar, mask: bytes) -> None:
+        self._matcher, self._grammar, self._num_bytes = matcher, grammar, len(mask)
+        self._mask: bytes | None = mask
 
     @property
     def mask(self) -> bytes | None:
         return self._mask
 
     def push(self, token_id: int) -> None:
-        """Raises BadRequest as the constructor does."""
+        """Raises BadRequest where the grammar needs more than the library's limits."""
         self._matcher.consume_token(token_id)
-        self._mask = None if self._matcher.is_stopped() and not self._matcher.is_error() else self._next()
-
-    def _next(self) -> bytes:
-        mask: bytes = self._matcher.compute_bitmask()[: self._num_bytes]
-        if self._matcher.is_error() or not any(mask):
-            raise _refused(self._grammar, self._matcher.get_error() or "no token of this model's vocabulary fits")
-        return mask
+        ended = self._matcher.is_stopped() and not self._matcher.is_error()
+        self._mask = None if ended else _next_mask(self._matcher, self._grammar, self._num_bytes)

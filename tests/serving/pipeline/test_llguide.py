@@ -37,7 +37,7 @@ def guide() -> Guide:
 
 
 def start(guide: Guide, form: Form, text: object) -> Constraint:
-    return guide.constraint(Grammar(form, text if isinstance(text, str) else json.dumps(text), "field"))
+    return guide.compile(Grammar(form, text if isinstance(text, str) else json.dumps(text), "field"))()
 
 
 def allowed(constraint: Constraint) -> list[int]:
@@ -156,7 +156,8 @@ def test_a_grammar_beyond_the_librarys_limits_is_the_clients_fault(guide: Guide)
 
 
 def test_constraints_of_one_grammar_are_apart(guide: Guide) -> None:
-    one, other = start(guide, Form.REGEX, "abc"), start(guide, Form.REGEX, "abc")
+    make = guide.compile(Grammar(Form.REGEX, "abc", "field"))
+    one, other = make(), make()
     one.push(ord("a"))
     assert (allowed(one), allowed(other)) == ([ord("b")], [ord("a")])
 
