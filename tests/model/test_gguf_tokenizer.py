@@ -1,20 +1,15 @@
 """A GGUF's vocabulary as tokenizer.json, checked by an encoder of its own, and every fault of it named."""
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.config import ModelConfig
 from model.gguf_tokenizer import hub_tokenizer
-from model.gguf_vocabulary import gguf_vocabulary
 from model.tokenizer import Tokenizer, byte_alphabet
 from tests.model import tiny_gguf as tiny
-from tests.model.shared import hub_config
 
 SIZE = len(tiny.TOKENS)
 
@@ -126,35 +121,3 @@ def test_faults_are_named(key: str, value: Any, said: str) -> None:
 def test_no_tokenizer_is_no_fault() -> None:
     assert hub_tokenizer({"tokenizer.ggml.model": "none"}, SIZE) == (None, [])
     assert hub_tokenizer({}, SIZE) == (None, [])
-
-
-def test_there_and_back(tmp_path: Path) -> None:
-    files, _ = hub_tokenizer(tiny.metadata(), SIZE)
-    assert files is not None
-    for name, value in (
-        ("tokenizer", files.tokenizer),
-        ("tokenizer_config", files.config),
-        ("generation_config", files.generation),
-    ):
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    config = ModelConfig.from_hub(hub_config("llama_tied", vocab_size=SIZE, bos_token_id=1, eos_token_id=[2, 0]))
-    metadata, problems = gguf_vocabulary(tmp_path, config)
-    assert problems == []
-    for key, value in tiny.metadata().items():
-        assert not key.startswith("tokenizer") or metadata[key] == value, key
-
-
-@pytest.mark.parametrize("key", ["v2", "r1"])
-def test_deepseeks_tokenizers_give_their_own_ids_through_gguf(deepseek_files, golden_json, key, tmp_path):
-    directory = deepseek_files(key)
-    tokenizer = Tokenizer.load(directory)
-    config = ModelConfig.from_hub(hub_config("llama_tied", vocab_size=tokenizer.vocab_size))
-    metadata, problems = gguf_vocabulary(directory, config)
-    assert problems == []
-    files, problems = hub_tokenizer(metadata, tokenizer.vocab_size)
-    assert problems == []
-    again = Tokenizer(files.tokenizer, files.config)
-    texts = [case["text"] for case in golden_json("tokenizer_cases.json")["cases"] if isinstance(case.get("text"), str)]
-    assert len(texts) > 10
-    assert again.encode_batch(texts) == tokenizer.encode_batch(texts)
-    assert again.control == tokenizer.control
