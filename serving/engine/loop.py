@@ -110,7 +110,7 @@ class Loop:
         self._stats.failed_steps += 1
         error = StepFailed("the device step that this request was part of failed; send it again", retry_after_s=1.0)
         error.__cause__ = exc
-        self.emit(self._scheduler.fail(step, error))
+        self.emit(self._scheduler.fail(step, error, self._clock()))
         if step.touches_kv:
             self._drop_kv_steps()
             self._runner.reset()

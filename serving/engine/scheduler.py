@@ -109,7 +109,7 @@ class Scheduler:
 
     def submit(self, row: Sequence, now_s: float) -> None:
         """Queue a row that passed `check`."""
-        row.arrived_s, row.order = now_s, self._num_arrived
+        row.arrived_s, row.queued_s, row.order = now_s, now_s, self._num_arrived
         self._num_arrived += 1
         row.rank = now_s + row.priority * self._config.ageing_s
         (self._scores if self._is_score(row) else self._prompts).push(row)
@@ -134,7 +134,7 @@ class Scheduler:
     def next_batch(self, now_s: float, *, device_idle: bool) -> Step | None:
         """The next step, None where nothing is ready. `device_idle`: no step is on the device."""
         self._admit(now_s)
-        decodable = self._with_pages(self._running.decodable())
+        decodable = self._with_pages(self._running.decodable(), now_s)
         ready = [Kind.DECODE] if decodable else []
         if self._extend_ready(now_s, device_idle and not ready):
             ready.append(Kind.EXTEND)
@@ -165,13 +165,13 @@ class Scheduler:
             events.append(self._end(row, update) if final else (row, update))
         return events
 
-    def fail(self, step: Step, error: ServingError) -> Events:
+    def fail(self, step: Step, error: ServingError, now_s: float) -> Events:
         """The step raised: end its rows. Where it could write the KV cache all of it is lost, and every other row that
         has something there starts again with what it has generated."""
         events = [e for r, row in enumerate(step.rows) if row.run == step.runs[r] for e in self.cancel(row, error)]
         if step.touches_kv:
             for row in [row for row in self._running if row.prefilled > 0]:
-                self._preempt(row)
+                self._preempt(row, now_s)
             self._running.lose_cache()
         return events
 
@@ -212,23 +212,28 @@ class Scheduler:
         blocked = False
         while not blocked:
             row = next((row for row in self._prompts.in_order() if not self._running.waits_for_twin(row)), None)
-            blocked = row is None or not self._make_room(row)
+            blocked = row is None or not self._make_room(row, now_s)
             if row is not None and not blocked:
                 self._prompts.start(row)
+                row.waited_s += now_s - row.queued_s
                 self._running.start(row, now_s)
                 self.num_cached_tokens += row.prefilled
 
-    def _make_room(self, row: Sequence) -> bool:
+    def _make_room(self, row: Sequence, now_s: float) -> bool:
         """Whether `row` can come in, once younger rows of lower priority have made room where that helps."""
         while not self._fits(row):
             if not self._running:
                 return False
-            lower = [other for other in self._running if other.priority > row.priority and other.rank > row.rank]
+            lower = [other for other in self._running if self._gives_way(other, row)]
             gain = sum(len(other.pages) for other in lower)
             if not lower or self._running.pages_needed(row) > self._running.available + gain:
                 return False
-            self._preempt(max(lower, key=lambda other: (other.rank, other.order)))
+            self._preempt(max(lower, key=lambda other: (other.rank, other.order)), now_s)
         return True
+
+    def _gives_way(self, runs: Sequence, waits: Sequence) -> bool:
+        """To a higher class, but not for ever: what has waited for its ageing bound runs to its end."""
+        return runs.waited_s < (runs.priority - waits.priority) * self._config.ageing_s
 
     def _fits(self, row: Sequence) -> bool:
         """A slot, the prompt's pages, and one page for each running row to grow: else it would soon go out again."""
@@ -276,20 +281,21 @@ class Scheduler:
 
     # Generation: one token a row and step
 
-    def _with_pages(self, rows: list[Sequence]) -> list[Sequence]:
+    def _with_pages(self, rows: list[Sequence], now_s: float) -> list[Sequence]:
         """Those of `rows` that have a page for their next token; the youngest make room where none is left."""
         lacking = self._running.lacking_page(rows) if rows else []
         for row in sorted(lacking, key=lambda row: (row.rank, row.order)):
             while row.slot and not self._running.available:
-                self._preempt(self._running.worst())
+                self._preempt(self._running.worst(), now_s)
             if row.slot:
                 self._running.grow(row)
         return [row for row in rows if row.slot] if lacking else rows
 
-    def _preempt(self, row: Sequence) -> None:
+    def _preempt(self, row: Sequence, now_s: float) -> None:
         """Out, and back in the queue in its place."""
         self._running.stop(row)
         row.rewind()
+        row.queued_s = now_s
         self._prompts.push(row)
         self.num_preempted += 1
 

@@ -55,6 +55,8 @@ class Sequence:
     turn: float = 0.0  # see `waiting`
     rank: float = 0.0  # arrival aged by priority: the smallest goes first, the largest makes room
     started: bool = False
+    queued_s: float = 0.0  # when it last began to wait
+    waited_s: float = 0.0  # in all, up to its last start
     stage: Stage = Stage.WAITING
     run: int = 0
     slot: int = 0  # 0: none
@@ -81,6 +83,11 @@ class Sequence:
     def cost(self) -> int:
         """Tokens that the row may put through the model."""
         return self.num_asked + self.max_new
+
+    @property
+    def aged_from_s(self) -> float:
+        """When it would have come if it had always waited: what ageing counts from."""
+        return self.queued_s - self.waited_s
 
     @property
     def num_kv(self) -> int:

@@ -5,8 +5,8 @@ normal before low, except that a row never starts after one of a higher class th
 between them, as long as its own class gives it its turn. Inside a lane tenants take turns by cost (start-time fair
 queueing, Goyal, Vin and Cheng 1996): a row's turn is where its tenant's earlier rows end on a clock that runs in
 tokens, so one tenant's flood delays another's row by no more than a row of each. A row that was stopped and comes back
-keeps its arrival and its turn. Finding the next row costs the same however many wait; coming and going moves part of a
-list.
+keeps its turn, and ages by what it has waited. Finding the next row costs the same however many wait; coming and going
+moves part of a list.
 """
 
 from bisect import bisect_left, insort
@@ -16,7 +16,7 @@ from serving.types import Priority
 
 from .sequence import Sequence
 
-Entry = tuple[float, int, Sequence]  # turn or arrival, order of arrival (never equal), row
+Entry = tuple[float, int, Sequence]  # turn or age, order of arrival (never equal), row
 
 
 class _Lane:
@@ -44,11 +44,11 @@ class _Lane:
             row.turn = max(self._now, self._tenant_end.get(row.tenant, 0.0))
             self._tenant_end[row.tenant] = row.turn + row.cost
         insort(self._by_turn, (row.turn, row.order, row))
-        insort(self._by_age, (row.arrived_s, row.order, row))
+        insort(self._by_age, (row.aged_from_s, row.order, row))
 
     def remove(self, row: Sequence) -> None:
         del self._by_turn[bisect_left(self._by_turn, (row.turn, row.order))]
-        del self._by_age[bisect_left(self._by_age, (row.arrived_s, row.order))]
+        del self._by_age[bisect_left(self._by_age, (row.aged_from_s, row.order))]
         if not self._by_turn:  # nobody to be fair to. The clock goes on: rows that come back keep their turn
             self._tenant_end.clear()
 
@@ -58,7 +58,7 @@ class _Lane:
         self.remove(row)
 
     def in_order(self) -> Iterator[tuple[float, Sequence]]:
-        """Each row in its turn, with the arrival of the oldest one that is left before it goes."""
+        """Each row in its turn, with the age of the oldest one that is left before it goes."""
         gone: set[Sequence] = set()
         age = 0
         for _, _, row in self._by_turn:

@@ -2,7 +2,7 @@
 
 Checked after every event: pages used + cached + free = total, and rows that hold the same page are of one tenant and
 have the same tokens up to its end; after the end: every row ended once (`TurnedEngine._record` refuses more),
-everything is given back, and rows that ended well have the reference's tokens, however often they were stopped to make room.
+everything is given back, and rows that ended well have the reference's tokens, however often they made room.
 """
 
 import hypothesis.strategies as st

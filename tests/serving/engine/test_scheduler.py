@@ -347,15 +347,38 @@ def test_the_slot_limit_gives_way_to_a_higher_class_only() -> None:
         assert engine.tokens(row) == engine.model.generate(prompt(4, i), 30)
 
 
-def test_an_aged_row_is_not_stopped_by_a_later_one_of_a_higher_class() -> None:
+def test_a_row_that_has_waited_for_its_bound_is_not_stopped_again() -> None:
     engine = TurnedEngine()
-    running = engine.submit(*[generate_row(prompt(4, i), 9) for i in range(4)], priority=Priority.LOW)
+    first = engine.submit(*[generate_row(prompt(4, i), 9) for i in range(4)])
+    engine.loop.turn()
+    (low,) = engine.submit(generate_row(prompt(4, 8), 30), priority=Priority.LOW)
+    engine.clock.advance(2 * SMALL.ageing_s + 0.001)
+    while not engine.updates[low]:
+        engine.loop.turn()
+    assert all(engine.ended(row) for row in first)
+    urgent = engine.submit(*[generate_row(prompt(4, 20 + i), 9) for i in range(20)], priority=Priority.URGENT)
+    engine.run()
+    assert low.run == 0
+    assert engine.tokens(low) == engine.model.generate(prompt(4, 8), 30)
+    assert all(engine.ended(row) for row in urgent)
+
+
+def test_a_stopped_row_does_not_hold_up_the_class_that_stopped_it() -> None:
+    """It came first, but its ageing counts what it waited: urgent rows still go before it, until its bound."""
+    engine = TurnedEngine()
+    lows = engine.submit(*[generate_row(prompt(4, i), 40) for i in range(4)], priority=Priority.LOW)
     for _ in range(3):
         engine.loop.turn()
-    engine.clock.advance(2 * SMALL.ageing_s + 0.001)
-    engine.submit(generate_row(prompt(4, 10), 1), priority=Priority.URGENT)
+    engine.clock.advance(100.0)
+    for i in range(6):
+        (urgent,) = engine.submit(generate_row(prompt(4, 20 + i), 2), priority=Priority.URGENT)
+        engine.clock.advance(0.01)
+        for _ in range(6):
+            engine.loop.turn()
+        assert engine.ended(urgent)
     engine.run()
-    assert all(row.run == 0 for row in running)
+    for i, row in enumerate(lows):
+        assert engine.tokens(row) == engine.model.generate(prompt(4, i), 40)
 
 
 # The prefix cache

@@ -15,7 +15,8 @@ _ORDER = count()
 
 def row(arrived_s: float, priority: Priority = Priority.NORMAL, length: int = 1, tenant: str = "t") -> Sequence:
     (sequence,) = make_sequences(None, Job("j", tenant, (Prepared((1,) * length),), priority))
-    sequence.arrived_s, sequence.order = arrived_s, next(_ORDER)
+    sequence.arrived_s = sequence.queued_s = arrived_s
+    sequence.order = next(_ORDER)
     return sequence
 
 
