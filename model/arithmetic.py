@@ -47,9 +47,16 @@ class Arithmetic:
         return _tiled(function, self.tile_rows, count, rows)
 
 
+def unknown(number: Int[Array, ""] | int) -> Int[Array, ""]:
+    """The number as something that the compiler cannot know: a loop of one known turn would be unrolled, and its body
+    fused with what surrounds it."""
+    hidden: Int[Array, ""] = jax.lax.optimization_barrier(jnp.int32(number))
+    return hidden
+
+
 def _tiled(function: Callable[..., Out], size: int, count: Int[Array, ""] | None, rows: tuple[Any, ...]) -> Out:
     total = len(jax.tree.leaves(rows)[0])
-    num_tiles = -(-total // size)
+    num_tiles = max(2, -(-total // size))  # the only tile would not change from turn to turn: hoisted, fused otherwise
 
     def cut(array: jax.Array) -> jax.Array:
         padding = [(0, num_tiles * size - total)] + [(0, 0)] * (array.ndim - 1)
@@ -66,8 +73,6 @@ def _tiled(function: Callable[..., Out], size: int, count: Int[Array, ""] | None
 
     shapes = jax.eval_shape(lambda: function(*tile(0)))
     out = jax.tree.map(lambda s: jnp.zeros((num_tiles, *s.shape), s.dtype), shapes)
-    # A loop of one known turn would be unrolled, and its body fused with what surrounds it.
-    turns = jax.lax.optimization_barrier(jnp.int32(total)) if count is None else count
-    out = jax.lax.fori_loop(0, (turns + size - 1) // size, body, out)
+    out = jax.lax.fori_loop(0, unknown(-(-(total if count is None else count) // size)), body, out)
     joined: Out = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:total], out)
     return joined

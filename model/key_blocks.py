@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .arithmetic import unknown
 from .cache import Pool
 
 Split = Callable[[Float[Array, "n s width"]], tuple[Float[Array, "n s g k"], Float[Array, "n s g v"]]]
@@ -43,7 +44,7 @@ class KeyBlocks(NamedTuple):
         heads = q.shape[:-1]
         width = jax.eval_shape(lambda: split(self._read(jnp.arange(self.size)))[1]).shape[-1]
         start = (jnp.full(heads, -jnp.inf), jnp.zeros(heads), jnp.zeros((*heads, width)))
-        num_blocks = self.positions.max() // self.size + 1
+        num_blocks = unknown(self.positions.max() // self.size + 1)
         _, mass, mixed = jax.lax.fori_loop(0, num_blocks, add, start)
         return (mixed / mass[..., None]).astype(q.dtype)
 

@@ -32,6 +32,7 @@ _FLAGS = {  # argparse destination -> dotted key
     "mesh": "model.mesh",
     "template": "model.template",
     "max_context": "engine.max_context",
+    "deterministic": "engine.deterministic",
     "host": "server.host",
     "port": "server.port",
     "compile_cache": "runtime.compile_cache",

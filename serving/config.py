@@ -52,6 +52,13 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     lru_window_s: Annotated[
         float, Meta(ge=0, description="uses of a cached page within this time of each other count once")
     ] = 1.0
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="the same tokens and log-probabilities to the bit, whatever else is served and however a "
+            "request is cut into steps; one device, slower (python -m scripts.check_determinism)"
+        ),
+    ] = False
     ageing_s: Annotated[
         float, Meta(gt=0, description="a row that has waited this much longer goes before the next higher priority")
     ] = 1.0

@@ -131,6 +131,8 @@ def _contradictions(config: Config) -> list[str]:
             f"server.host: {config.server.host} can be reached from other machines; "
             "set [auth] keys (at least one API key) or serve on 127.0.0.1"
         )
+    if config.engine.deterministic and config.model.mesh:
+        problems.append("engine.deterministic: one device only; leave model.mesh empty")
     hashes = [key.sha256 for key in config.auth.keys]
     if len(set(hashes)) != len(hashes):
         problems.append("auth.keys: the same sha256 is there twice")

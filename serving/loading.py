@@ -37,6 +37,8 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
     mesh = make_mesh(parse_mesh(config.model.mesh)) if config.model.mesh else None
     dtype = None if config.model.dtype == "auto" else jnp.dtype(config.model.dtype)
     model = load_model(directory, dtype=dtype, mesh=mesh, strict_mesh=True)
+    if config.engine.deterministic:
+        model.arithmetic = model.arithmetic.fixed()
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the model {model.config.vocab_size}"
