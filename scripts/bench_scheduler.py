@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scripts.report import finish, parser
-from serving.batch import NUM_TARGETS, Batch, Bucket, Kind, Progress, StepOutput
+from serving.batch import NUM_TARGETS, Batch, Bucket, Progress, StepOutput
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet, derive
 from serving.engine.kv_pool import KvPool
@@ -32,6 +32,9 @@ CONTEXT = 4096
 @dataclass(frozen=True)
 class Done:
     output: StepOutput
+
+    def done(self) -> bool:
+        return False
 
     def result(self) -> StepOutput:
         return self.output

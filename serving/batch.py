@@ -102,6 +102,10 @@ class StepOutput:
 class Pending(Protocol):
     """A dispatched step."""
 
+    def done(self) -> bool:
+        """Whether `result` would not have to wait."""
+        ...
+
     def result(self) -> StepOutput:
         """Wait for the device; raise what the step raised."""
         ...

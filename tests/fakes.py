@@ -297,6 +297,9 @@ class FakePending:
     fault: str | None
     gate: threading.Semaphore | None
 
+    def done(self) -> bool:
+        return self.gate is None
+
     def result(self) -> StepOutput:
         if self.gate is not None and not self.gate.acquire(timeout=_HOLD_LIMIT_S):
             raise TimeoutError("the test never released this result")

@@ -31,13 +31,14 @@ class TimedRunner:
 
     def __init__(self, runner: FakeRunner, clock: FakeClock, ms_per_token: float) -> None:
         self._runner, self._clock, self._ms_per_token = runner, clock, ms_per_token
+        self.early = False  # steps are done before anyone asks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
     def submit(self, batch: Batch) -> "TimedPending":
         seconds = batch.bucket.rows * batch.bucket.tokens * self._ms_per_token / 1000
-        return TimedPending(self._runner.submit(batch), self._clock, seconds)
+        return TimedPending(self._runner.submit(batch), self._clock, 0.0 if self.early else seconds)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class TimedPending:
     pending: FakePending
     clock: FakeClock
     seconds: float
+
+    def done(self) -> bool:
+        return self.seconds == 0.0
 
     def result(self) -> StepOutput:
         self.clock.advance(self.seconds)
@@ -81,16 +85,17 @@ class TurnedEngine:
         )
         self.model = self.runner.model
         self.pool = KvPool(num_pages, config.page_size)
-        costs = StepCosts()
-        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, costs)
+        self.costs = StepCosts()
+        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, self.costs)
+        self.timed = TimedRunner(self.runner, self.clock, ms_per_token)
         self.stats = EngineStats()
         self.loop = Loop(
-            TimedRunner(self.runner, self.clock, ms_per_token) if ms_per_token else self.runner,
+            self.timed if ms_per_token else self.runner,
             self.scheduler,
             self._record,
             clock=self.clock,
             stats=self.stats,
-            costs=costs,
+            costs=self.costs,
         )
         self.updates: dict[Sequence, list[Update]] = defaultdict(list)
         self.times_s: dict[Sequence, list[float]] = defaultdict(list)  # of each row's updates

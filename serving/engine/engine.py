@@ -230,6 +230,8 @@ class Engine:
 
     def _gauge(self) -> None:
         stats = self.stats
+        with_work_s = self._clock() - (self._ready_at_s or 0.0) - stats.device_idle_s
+        stats.stall_ratio = stats.device_stall_s / with_work_s if with_work_s > 0 else 0.0
         stats.waiting_rows = self._scheduler.num_waiting
         stats.waiting_tokens = self._scheduler.num_waiting_tokens
         stats.running_rows = self._scheduler.num_running

@@ -25,8 +25,13 @@ def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Readin
     yield _counter("tidegate_engine_preemptions_total", "Rows stopped to make room, to start again.", stats.preemptions)
     yield _counter("tidegate_kv_cached_tokens_total", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
     yield _counter("tidegate_kv_evicted_pages_total", "Cached pages given up for fresh ones.", stats.evicted_pages)
-    yield _counter("tidegate_engine_device_idle_seconds_total", "Time without a step.", stats.device_idle_s)
-    yield _counter("tidegate_engine_device_stall_seconds_total", "Part of it with work waiting.", stats.device_stall_s)
+    yield _counter("tidegate_engine_device_idle_seconds_total", "Time without work.", stats.device_idle_s)
+    yield _counter(
+        "tidegate_engine_device_stall_seconds_total",
+        "Time in which the device waited for the host.",
+        stats.device_stall_s,
+    )
+    yield _gauge("tidegate_engine_stall_ratio", "Share of busy time in which the device waited.", stats.stall_ratio)
     yield _gauge("tidegate_engine_waiting_rows", "Rows in the queues.", stats.waiting_rows)
     yield _gauge("tidegate_engine_waiting_tokens", "Tokens of those rows.", stats.waiting_tokens)
     yield _gauge("tidegate_engine_running_rows", "Rows that hold a slot or a step.", stats.running_rows)

@@ -6,13 +6,13 @@ control flow: no thread, no lock, the clock is a parameter, so tests drive it tu
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
 
-from serving.batch import Pending, Runner
+from serving.batch import Runner
 from serving.errors import Cancelled, DeadlineExceeded, StepFailed
 
 from .costs import StepCosts
+from .in_flight import InFlight
 from .scheduler import Events, Scheduler
 from .stats import EngineStats
 from .step import Step
@@ -34,11 +34,9 @@ class Loop:
         costs: StepCosts | None = None,
     ) -> None:
         """`costs` learns what steps take."""
-        self._costs = costs or StepCosts()
         self._runner, self._scheduler, self._forward = runner, scheduler, emit
         self._clock, self._stats = clock, stats
-        self._in_flight: deque[tuple[Step, Pending]] = deque()
-        self._free_at_s = clock()  # when the device could begin the oldest step that is out
+        self._in_flight = InFlight(clock, stats, costs or StepCosts())
         self._idle_since_s = clock()
         self._had_no_work = True
 
@@ -87,21 +85,16 @@ class Loop:
                 self._retire()
             self._step_failed(step, exc)
             return
-        if not self._in_flight:
-            self._free_at_s = self._clock()
-        self._in_flight.append((step, pending))
+        self._in_flight.push(step, pending)
 
     def _retire(self) -> None:
-        step, pending = self._in_flight.popleft()
+        out = self._in_flight.pop()
         try:
-            out = pending.result()
+            result = self._in_flight.read(out)
         except Exception as exc:  # border: as above
-            self._step_failed(step, exc)
+            self._step_failed(out.step, exc)
         else:
-            now_s = self._clock()
-            self._costs.observe(step.batch.bucket, now_s - self._free_at_s)
-            self._free_at_s = now_s
-            self.emit(self._scheduler.commit(step, out, now_s))
+            self.emit(self._scheduler.commit(out.step, result, self._clock()))
         if not self._in_flight:
             self._idle_since_s, self._had_no_work = self._clock(), self.idle
 
@@ -116,24 +109,21 @@ class Loop:
             self._runner.reset()
 
     def _drop_kv_steps(self) -> None:
-        """Steps that read the lost cache: their rows have ended. Waited for, so that nothing of them runs any more."""
-        kept: deque[tuple[Step, Pending]] = deque()
-        for step, pending in self._in_flight:
-            if not step.touches_kv:
-                kept.append((step, pending))
-                continue
+        """Steps that read the lost cache. Waited for, so that nothing of them runs any more."""
+        for out in self._in_flight.keep(lambda step: not step.touches_kv):
             try:
-                pending.result()
+                out.pending.result()
             except Exception as exc:  # expected: the cache that it read is gone
                 _log.debug("a step after the failed one failed too", exc_info=exc)
-        self._in_flight = kept
 
     def _count(self, step: Step) -> None:
         stats, bucket = self._stats, step.batch.bucket
         if not self._in_flight:
             gap_s = self._clock() - self._idle_since_s
-            stats.device_idle_s += gap_s
-            stats.device_stall_s += 0.0 if self._had_no_work else gap_s
+            if self._had_no_work:
+                stats.device_idle_s += gap_s
+            else:
+                stats.device_stall_s += gap_s
         stats.steps[bucket.kind] += 1
         stats.rows[bucket.kind] += len(step.rows)
         stats.tokens[bucket.kind] += step.num_tokens

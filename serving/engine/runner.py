@@ -235,6 +235,9 @@ class JaxPending:
             array.copy_to_host_async()
         return cls(small, extras)
 
+    def done(self) -> bool:
+        return bool(self.small.is_ready())  # type: ignore[attr-defined]  # missing from jax.Array's declaration
+
     def result(self) -> StepOutput:
         fetched: dict[str, NDArray[Any] | None] = dict.fromkeys(
             ("top_ids", "top_logprobs", "prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")

@@ -29,9 +29,10 @@ class EngineStats:
     preemptions: int = 0  # rows that made room and started again
     cached_tokens: int = 0  # prompt tokens whose prefill the prefix cache saved
     evicted_pages: int = 0
-    device_idle_s: float = 0.0  # no step on the device
-    device_stall_s: float = 0.0  # the part of it in which work was there: the device waited for the host
+    device_idle_s: float = 0.0  # no step on the device and no work
+    device_stall_s: float = 0.0  # work was there and no step on the device: it waited for the host
     # gauges
+    stall_ratio: float = 0.0  # of the time in which work was there, what the device waited for the host
     waiting_rows: int = 0
     waiting_tokens: int = 0
     running_rows: int = 0

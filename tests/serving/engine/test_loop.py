@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.batch import Kind
+from serving.batch import Bucket, Kind
 from serving.types import Prepared
 from tests.fakes_engine import TurnedEngine, generate_row
 
@@ -41,4 +41,28 @@ def test_time_with_work_waiting_and_no_step_out_is_a_stall() -> None:
     engine.clock.advance(2.0)
     engine.run()
     assert engine.stats.device_stall_s == pytest.approx(2.0)
-    assert engine.stats.device_idle_s == pytest.approx(2.0)
+    assert engine.stats.device_idle_s == 0.0
+
+
+def test_what_steps_take_is_learned_from_those_that_the_host_waited_for() -> None:
+    engine = TurnedEngine(ms_per_token=1.0)
+    engine.submit(generate_row((1, 2, 3), 20))
+    engine.run()
+    one = Bucket(Kind.DECODE, 1, 1, 4)
+    assert engine.costs.seconds(one) == pytest.approx(0.001)
+    assert engine.costs.seconds(Bucket(Kind.EXTEND, 1, 64, 16)) == pytest.approx(0.064)
+    assert engine.stats.device_stall_s == 0.0
+
+
+def test_a_step_that_ended_unnoticed_is_a_stall_for_as_long_as_its_usual_time_is_over() -> None:
+    """Steps of 1 ms that are done when they are asked for; the host is 5 ms late once."""
+    engine = TurnedEngine(ms_per_token=1.0)
+    engine.submit(generate_row((1, 2, 3), 20))
+    for _ in range(6):
+        engine.loop.turn()
+    assert engine.stats.device_stall_s == 0.0
+    engine.timed.early = True
+    engine.loop.turn()  # one step is out now, begun when the one before it was read
+    engine.clock.advance(0.005)
+    engine.loop.turn()
+    assert engine.stats.device_stall_s == pytest.approx(0.004, abs=1e-6)
