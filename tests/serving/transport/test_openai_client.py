@@ -1,15 +1,19 @@
 """The openai client from PyPI, unchanged, against a loopback server; its types parse every answer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from serving.pipeline.llguide import make_guide
 from tests.fakes import FakeRunner, ToyModel
 from tests.fakes_http import Served
-from tests.fakes_text import ASSISTANT, BOS, EOS, THINK, USER, byte_language
+from tests.fakes_text import ASSISTANT, BOS, CONTROL, EOS, THINK, USER, VOCAB_SIZE, ByteTokenizer, byte_language
 
 CHAT = (BOS, USER, *b"hi", ASSISTANT, THINK)
 
@@ -128,3 +132,29 @@ def test_a_stream_that_fails_raises_in_the_client() -> None:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.APIError, match="step"), client:
             list(client.completions.create(model="toy", prompt="a", max_tokens=9, stream=True))
+
+
+def test_a_parsed_answer_and_sampling_fields(client: openai.OpenAI) -> None:
+    """`parse` sends the class's schema in OpenAI's strict form."""
+    pytest.importorskip("llguidance", reason="guided output is the extra tidegate[guided]")
+
+    class Verdict(pydantic.BaseModel):
+        approve: bool
+        limit: Literal[100, 200] | None
+
+    guide = make_guide(ByteTokenizer(), control_ids=CONTROL.values(), vocab_size=VOCAB_SIZE)
+    with (
+        Served(language=replace(byte_language(), guide=guide)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        answer = made.chat.completions.parse(
+            model="toy",
+            messages=[{"role": "user", "content": "hi"}],
+            response_format=Verdict,
+            max_tokens=300,
+            seed=3,
+            presence_penalty=0.5,
+            frequency_penalty=0.5,
+            logit_bias={"32": -100, "10": -100, "9": -100, "13": -100},
+        )
+        assert isinstance(answer.choices[0].message.parsed, Verdict)
