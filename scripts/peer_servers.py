@@ -62,8 +62,8 @@ def imports(python: Path, module: str) -> bool:
 
 
 @contextmanager
-def alive(peer: Peer, port: int, log: Path) -> Iterator[tuple[str, int]]:
-    """(URL, process id) of a server that is ready; stopped at the end. Raises RuntimeError where it does not start."""
+def alive(peer: Peer, port: int, log: Path) -> Iterator[str]:
+    """URL of a server that is ready; stopped at the end. Raises RuntimeError where it does not start."""
     with log.open("w") as output:
         environment = {**os.environ, **peer.environment}
         command = [*peer.command, "--port", str(port)]
@@ -71,7 +71,7 @@ def alive(peer: Peer, port: int, log: Path) -> Iterator[tuple[str, int]]:
     url = f"http://{HOST}:{port}"
     try:
         asyncio.run(wait_ready(url, timeout_s=1200, path=peer.ready, alive=lambda: process.poll() is None))
-        yield url, process.pid
+        yield url
     except TimeoutError as error:
         raise RuntimeError(f"{peer.name} did not start: {error}; its last words: {log.read_text()[-800:]}") from error
     finally:
@@ -101,3 +101,8 @@ def busy_seconds() -> float:
     """Processor time that the whole machine has spent on anything but idling or waiting for disks."""
     fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def foreign_seconds() -> float:
+    """Processor time that others have used: neither this process nor those that it started and that still run."""
+    return busy_seconds() - processor_seconds(os.getpid())

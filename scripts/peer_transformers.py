@@ -1,16 +1,24 @@
 """transformers' batched generate, for `bench_peers`: PYTHON scripts/peer_transformers.py DIR < prompts
 
 Runs in an environment of its own, so it imports nothing of this project. Standard input: {"prompts": [[id, ...], ...],
-"new": 32, "batch": 16, "threads": 2}; prompts are equally long. Output: {"seconds": ..., "version": ...}, without
-loading and one warm-up batch.
+"new": 32, "batch": 16, "threads": 2}; prompts are equally long. Output: {"seconds": ..., "foreign_cores": what
+other processes used meanwhile, "version": ...}, without loading and one warm-up batch.
 """
 
 import json
+import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import transformers
+
+
+def foreign_seconds() -> float:
+    """Processor time of everything on this machine but this process."""
+    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def main() -> None:
@@ -27,10 +35,12 @@ def main() -> None:
 
     with torch.inference_mode():
         generate(batches[0])
-        start = time.perf_counter()
+        start, before = time.perf_counter(), foreign_seconds()
         for ids in batches:
             generate(ids)
-    print(json.dumps({"seconds": time.perf_counter() - start, "version": transformers.__version__}))
+    seconds = time.perf_counter() - start
+    foreign = max(0.0, foreign_seconds() - before) / seconds
+    print(json.dumps({"seconds": seconds, "foreign_cores": foreign, "version": transformers.__version__}))
 
 
 if __name__ == "__main__":

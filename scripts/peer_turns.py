@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.load_client import Body, run_clients
-from scripts.peer_servers import ROOT, Peer, alive, busy_seconds, processor_seconds, tidegate
+from scripts.peer_servers import ROOT, Peer, alive, foreign_seconds, tidegate
 
 PROMPT, NEW, BATCH = 64, 32, 16
 Rows = dict[int, list[dict[str, Any]]]
@@ -46,14 +45,14 @@ def body(plan: Plan, first: int, model: str, index: int) -> Body:
 def serve_turn(peer: Peer, plan: Plan, turn: int, log: Path) -> dict[int, dict[str, Any]]:
     """Start the server, warm it up, load it with each number of clients; a row for each number."""
     found = {}
-    with alive(peer, plan.port, log) as (url, pid):
+    with alive(peer, plan.port, log) as url:
         for clients in plan.clients:
             first = turn * 1_000_000 + clients * 1000
             load = partial(run_clients, url + "/v1/completions", clients=clients, fresh=True)
             asyncio.run(load(partial(body, plan, first + 500_000, plan.directory.name), requests=clients))  # warm-up
-            before = busy_seconds() - processor_seconds(pid) - processor_seconds(os.getpid())
+            before = foreign_seconds()
             done = asyncio.run(load(partial(body, plan, first, plan.directory.name), requests=clients * plan.rounds))
-            after = busy_seconds() - processor_seconds(pid) - processor_seconds(os.getpid())
+            after = foreign_seconds()
             row = done.row(f"{peer.name}, {clients} clients")
             found[clients] = row | {"turn": turn, "foreign_cores": max(0.0, after - before) / done.elapsed}
     return found
@@ -66,14 +65,14 @@ def generate_turn(python: Path, plan: Plan, turn: int) -> dict[int, dict[str, An
         prompts = [prompt(plan, turn * 1_000_000 + clients * 1000 + i) for i in range(clients * plan.rounds)]
         job = {"prompts": prompts, "new": NEW, "batch": BATCH, "threads": plan.threads}
         command = [str(python), str(ROOT / "scripts/peer_transformers.py"), str(plan.directory)]
-        before = busy_seconds()
         done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"transformers failed: {done.stderr[-800:]}")
-        seconds = json.loads(done.stdout.splitlines()[-1])["seconds"]
-        found[clients] = {"run": f"transformers, batches of {BATCH}", "requests": len(prompts), "errors": 0,
-                          "requests_per_s": len(prompts) / seconds, "turn": turn,
-                          "busy_cores": (busy_seconds() - before) / seconds}  # fmt: skip
+        said = json.loads(done.stdout.splitlines()[-1])
+        found[clients] = {
+            "run": f"transformers {said['version']}, batches of {BATCH}", "requests": len(prompts), "errors": 0,
+            "requests_per_s": len(prompts) / said["seconds"], "turn": turn, "foreign_cores": said["foreign_cores"],
+        }  # fmt: skip
     return found
 
 

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts.peer_servers import Peer, alive, busy_seconds, imports, llama_server, processor_seconds, tidegate, vllm
+from scripts.peer_servers import (
+    Peer,
+    alive,
+    busy_seconds,
+    foreign_seconds,
+    imports,
+    llama_server,
+    processor_seconds,
+    tidegate,
+    vllm,
+)
 
 SERVER = """
 import http.server, sys
@@ -19,11 +29,12 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), H).serve_forever()
 
 def test_a_server_is_alive_within_the_block_only(tmp_path: Path, unused_port: int) -> None:
     peer = Peer("fake", (sys.executable, "-c", SERVER))
-    with alive(peer, unused_port, tmp_path / "log") as (url, pid):
+    with alive(peer, unused_port, tmp_path / "log") as url:
         assert url == f"http://127.0.0.1:{unused_port}"
-        os.kill(pid, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        with socket.create_connection(("127.0.0.1", unused_port)):
+            pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", unused_port))
 
 
 def test_a_server_that_does_not_start_says_its_last_words(tmp_path: Path, unused_port: int) -> None:
@@ -60,4 +71,5 @@ def test_processor_time_grows_with_work() -> None:
     while processor_seconds(os.getpid()) < before + 0.02:
         sum(range(10_000))
     assert busy_seconds() > machine
+    assert foreign_seconds() < busy_seconds()
     assert processor_seconds(1 << 30) == 0.0
