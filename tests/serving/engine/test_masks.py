@@ -3,16 +3,20 @@
 import threading
 from collections.abc import Callable
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from serving.batch import Kind
 from serving.engine.masks import Masks
 from serving.engine.sequence import Sequence, make_sequences
 from serving.errors import BadRequest, InternalError
-from serving.types import Finish, Job, Prepared
+from serving.types import Finish, Job, Prepared, Priority
+from tests.fakes import ToyModel
 from tests.fakes_constraint import Slotted
 from tests.fakes_engine import TurnedEngine, generate_row
+from tests.fakes_tables import RowTable
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -128,6 +132,66 @@ def test_penalties_survive_making_room() -> None:
     assert tight.scheduler.num_preempted > 0
     assert roomy.scheduler.num_preempted == 0
     assert [tight.tokens(row) for row in rows] == [roomy.tokens(row) for row in wanted]
+
+
+def penalised(model: ToyModel, asked: Prepared) -> list[int]:
+    """The reference: greedy, adjusted as the definitions say."""
+    s = asked.sampling
+    assert s is not None
+    table = RowTable(frozenset(asked.token_ids), allowed=frozenset(s.allowed_token_ids or ()))
+    context = list(asked.token_ids)
+    for _ in range(s.max_tokens):
+        logits = table.adjusted(model.logprobs(context), s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+        context.append(int(logits.argmax()))
+        table.generated[context[-1]] += 1
+    return context[len(asked.token_ids) :]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    events=st.lists(
+        st.sampled_from(["constrained", "penalised", "plain", "cancel", "masks", "turn", "turn", "turn"]),
+        min_size=8,
+        max_size=50,
+    ),
+    seed=st.integers(0, 2**16),
+)
+def test_any_order_of_events_under_want_of_pages(events: list[str], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    later = Later()
+    engine = engine_with(later, num_pages=9)
+    wanted: dict[Sequence, list[int]] = {}
+    for event in events:
+        prompt = tuple(rng.integers(0, 320, rng.integers(1, 12)).tolist())
+        priority = Priority(int(rng.integers(3)))
+        if event == "constrained":
+            constraint = Slotted(sets(int(rng.integers(1, 12)), seed))
+            (row,) = engine.submit(row_of(constraint, prompt), priority=priority)
+            wanted[row] = constraint.reference(engine.model, prompt)
+        elif event == "penalised":
+            few = tuple(rng.choice(320, 4, replace=False).tolist())
+            asked = generate_row(prompt, 9, allowed_token_ids=few, repetition_penalty=1.4, frequency_penalty=0.7)
+            (row,) = engine.submit(asked, priority=priority)
+            wanted[row] = penalised(engine.model, asked)
+        elif event == "plain":
+            (row,) = engine.submit(generate_row(prompt, 9), priority=priority)
+            wanted[row] = engine.model.generate(prompt, 9)
+        elif event == "cancel" and wanted:
+            row = list(wanted)[int(rng.integers(len(wanted)))]
+            if not engine.ended(row):
+                engine.cancel(row)
+                del wanted[row]
+        elif event == "masks":
+            later.do()
+        else:
+            engine.loop.turn()
+    for _ in range(3000):
+        later.do()
+        engine.loop.turn()
+        if engine.loop.idle:
+            break
+    assert {row: engine.tokens(row) for row in wanted} == wanted
+    assert (engine.pool.used, engine.scheduler.num_masks_out, engine.scheduler.num_running) == (0, 0, 0)
 
 
 def test_a_constraint_that_breaks_ends_its_row_alone() -> None:
