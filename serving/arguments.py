@@ -62,6 +62,7 @@ def _add_serve(commands: Commands) -> None:
     add("--host", metavar="ADDRESS", help="other than loopback only with [auth] keys (default: 127.0.0.1)")
     add("--port", metavar="PORT", help="0: any free one (default: 8000)")
     add("--print-config", action="store_true", help="print the whole effective configuration and exit")
+    add("--dry-run", action="store_true", help="load and compile, print what it takes bucket by bucket, and exit")
 
 
 def _add_score(commands: Commands) -> None:

@@ -5,16 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .engine.engine import Engine
+from .engine.footprint import Footprint
 from .pipeline.language import Language
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`num_compiles`: programs built so far. The engine is not started."""
+    """`num_compiles`: programs built so far; `footprint`: what the warm engine takes. The engine is not started."""
 
     language: Language
     engine: Engine
     num_compiles: Callable[[], int]
+    footprint: Callable[[], Footprint]
 
 
 def example_request(language: Language) -> tuple[str, str]:

@@ -63,9 +63,29 @@ def _serve(args: argparse.Namespace) -> int:
         return 0
     directory = _directory(config.model.path)
     _simulate_devices(config.runtime.simulate_devices)
+    if args.dry_run:
+        return _leave(_dry_run(_load(config, directory)))
     from .app import serve
 
     return _leave(serve(config, directory.resolve().name, lambda: _load(config, directory)))
+
+
+def _dry_run(backend: "Backend") -> int:
+    """Everything that `serve` does before it is ready; then the table, or why it failed."""
+    from tqdm import tqdm
+
+    backend.engine.start()
+    with tqdm(total=backend.engine.progress[1], desc="compiling", unit="program", disable=None) as bar:
+        while not backend.engine.wait_ready(0.2):
+            bar.update(backend.engine.progress[0] - bar.n)
+        bar.update(backend.engine.progress[0] - bar.n)
+    failure = backend.engine.failure
+    if failure is None:
+        print(backend.footprint().render())  # noqa: T201
+    backend.engine.close()
+    if failure is not None:
+        raise ValueError(f"the engine did not start: {failure}")
+    return 0
 
 
 def _leave(code: int) -> int:

@@ -54,7 +54,7 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
         vocab_size=model.config.vocab_size,
         adjusts=config.engine.sampling_tables,
     )
-    return Backend(language, engine, lambda: runner.num_compiles)
+    return Backend(language, engine, lambda: runner.num_compiles, runner.footprint)
 
 
 def load_template(path: str, directory: Path) -> Template | None:

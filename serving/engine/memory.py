@@ -1,8 +1,8 @@
 """How many KV pages there is room for.
 
-All slots at full context are enough; where that does not fit, a share of what the device has free. An accelerator
-says how much that is; on a CPU it is what the machine, or the container's limit, leaves, and a server takes little of
-it unasked.
+All slots at full context are enough; where that does not fit, what the device has free beside the measured peak of the
+largest buckets. An accelerator says how much that is; on a CPU it is what the machine, or the container's limit,
+leaves, and a server takes little of it unasked.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-DEVICE_SHARE = 0.7  # the rest is for the activations of the largest bucket
+DEVICE_SHARE = 0.95  # the rest is for what the allocator loses and the runtime takes
 HOST_SHARE = 0.25
 MAX_HOST_BYTES = 2 << 30
 
@@ -22,6 +22,11 @@ def free_bytes(device: jax.Device) -> int:
     if "bytes_limit" in stats:
         return int((stats["bytes_limit"] - stats.get("bytes_in_use", 0)) * DEVICE_SHARE)
     return min(MAX_HOST_BYTES, int(host_bytes(Path("/")) * HOST_SHARE))
+
+
+def is_tight(asked: int, wanted_bytes: int, free: int) -> bool:
+    """Whether it matters what the steps need beside the cache, and is worth measuring."""
+    return asked == 0 and 2 * wanted_bytes > free
 
 
 def host_bytes(root: Path) -> int:

@@ -1,9 +1,9 @@
 """The device side of the border: JAX programs compiled ahead of time, one a bucket, and the state they pass on.
 
-The only module of the engine that knows JAX arrays, with `tables`. What stays on the device (KV pools, last tokens and
-logit tables of the slots) is donated to a step and rebound to what it returns in one assignment. Everything that can
-run is compiled in `warmup`: a shape that was not raises, and nothing outside these programs computes, so no request
-can cause a compile.
+The only module of the engine that knows JAX arrays, with `programs` and `tables`. What stays on the device (KV pools,
+last tokens and logit tables of the slots) is donated to a step and rebound to what it returns in one assignment.
+Everything that can run is compiled in `warmup`: a shape that was not raises, and nothing outside these programs
+computes, so no request can cause a compile.
 """
 
 import gc
@@ -15,30 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from model.adjust import neutral_tables, table_bytes
-from model.cache import init_cache, page_bytes
-from model.sampling import Sampling
-from model.sharding import named, replicated
-from model.steps import DeviceState, StepOutputs, decode_step, extend_step, score_step
+from model.sharding import replicated
+from model.steps import DeviceState, StepOutputs
 from model.transformer import Transformer
-from serving.batch import NUM_TOP, Batch, Bucket, Kind, Progress, StepOutput
+from serving.batch import Batch, Bucket, Kind, Progress, StepOutput
 from serving.config import EngineConfig
 
 from .buckets import derive
 from .compiles import CompileCounter
-from .memory import free_bytes, num_pages
+from .footprint import Footprint
+from .memory import free_bytes, is_tight, num_pages
+from .programs import Program, Programs
 from .step import padding
 from .tables import TableWriter
-from .wire import pack, pack_outputs, packed_shape, unpack, unpack_outputs
-
-Leaves = list[jax.Array]
-Results = tuple[jax.Array, StepOutputs]
+from .wire import pack, unpack_outputs
 
 
 def use_compilation_cache(directory: Path) -> None:
@@ -72,23 +66,22 @@ class JaxRunner:
         compile_threads: int = 2,
         buckets: Sequence[Bucket] | None = None,
     ) -> None:
-        self._config, self._model_config, self._mesh = config, model.config, mesh
+        self._mesh, self._compile_threads = mesh, compile_threads
         self._buckets = tuple(buckets or derive(config, max_context))
-        graph, params = nnx.split(model)
-        self._leaves, treedef = jax.tree.flatten(params)
-        self._rebuild: Callable[[Leaves], Transformer] = lambda leaves: nnx.merge(
-            graph, jax.tree.unflatten(treedef, leaves)
-        )
-        self._dtype = model.embed_tokens.weight().dtype
-        self._compile_threads = compile_threads
+        self._made = Programs(model, config, mesh)
+        self._vocab_size = model.config.vocab_size
+        free = free_bytes(next(iter(self._made.leaves[0].devices()))) - self._made.table_bytes
+        pages_per_row = -(-max_context // config.page_size)
+        if is_tight(config.num_pages, pages_per_row * config.max_slots * self._made.page_bytes, free):
+            free -= self._peak_bytes(pages_per_row + 1)
         self._num_pages = num_pages(
             asked=config.num_pages,
-            pages_per_row=-(-max_context // config.page_size),
+            pages_per_row=pages_per_row,
             max_slots=config.max_slots,
-            page_bytes=page_bytes(model.config, config.page_size, self._dtype),
-            free=free_bytes(next(iter(self._leaves[0].devices()))) - self._table_bytes(),
+            page_bytes=self._made.page_bytes,
+            free=free,
         )
-        self._programs: dict[Bucket, Callable[..., Any]] = {}
+        self._programs: dict[Bucket, Program] = {}
         self._fresh: Callable[[], DeviceState] | None = None
         self._state: DeviceState | None = None
         self._tables: TableWriter | None = None
@@ -113,13 +106,14 @@ class JaxRunner:
         What `progress` raises ends it, and so does a program that compiles and cannot run.
         """
         progress(0, len(self._buckets))
-        self._fresh = jax.jit(self._init_state, out_shardings=self._replicated()).lower().compile()
+        self._fresh = self._made.fresh_state(self._num_pages)
         self.reset()
         if self._state is not None and self._state.tables is not None:
-            self._tables = TableWriter(self._model_config.vocab_size, self._state.tables, self._replicated())
+            sharding = None if self._mesh is None else replicated(self._mesh)
+            self._tables = TableWriter(self._vocab_size, self._state.tables, sharding)
         order = sorted(self._buckets, key=lambda b: b.rows * b.tokens * (1 + b.pages), reverse=True)
         with ThreadPoolExecutor(self._compile_threads, thread_name_prefix="tidegate-compile") as pool:
-            futures = {pool.submit(self._compile, bucket): bucket for bucket in order}
+            futures = {pool.submit(self._made.compile, bucket, self._num_pages): bucket for bucket in order}
             try:
                 for done, future in enumerate(as_completed(futures), start=1):
                     self._programs[futures[future]] = future.result()
@@ -142,11 +136,11 @@ class JaxRunner:
             self._set_tables(batch)
         packed: Any = pack(batch)
         if self._mesh is not None:
-            packed = jax.device_put(packed, self._batch_sharding(batch.bucket))
+            packed = jax.device_put(packed, self._made.batch_sharding(batch.bucket))
         if batch.bucket.kind is Kind.SCORE:
-            small, out = program(self._leaves, packed)
+            small, out = program.run(self._made.leaves, packed)
         else:
-            self._state, (small, out) = program(self._leaves, self._state, packed)
+            self._state, (small, out) = program.run(self._made.leaves, self._state, packed)
         return JaxPending.of(small, out, want_top=bool(batch.want_top), want_prompt=bool(batch.want_prompt))
 
     def _set_tables(self, batch: Batch) -> None:
@@ -166,57 +160,20 @@ class JaxRunner:
         self._state = None
         self._programs.clear()
 
-    # Compiling
+    def footprint(self) -> Footprint:
+        """What `warmup` made, for people."""
+        return Footprint(
+            weight_bytes=self._made.weight_bytes,
+            table_bytes=self._made.table_bytes,
+            page_bytes=self._made.page_bytes,
+            num_pages=self._num_pages,
+            programs=tuple(self._programs[bucket].cost for bucket in self._buckets if bucket in self._programs),
+        )
 
-    def _init_state(self) -> DeviceState:
-        pools = init_cache(self._model_config, self._num_pages, self._config.page_size, self._dtype)
-        slots, vocab = self._config.max_slots + 1, self._model_config.vocab_size
-        tables = neutral_tables(slots, vocab) if self._config.sampling_tables else None
-        return DeviceState(pools, jnp.zeros(slots, jnp.int32), tables)
-
-    def _table_bytes(self) -> int:
-        kept = self._config.sampling_tables
-        return table_bytes(self._config.max_slots + 1, self._model_config.vocab_size) if kept else 0
-
-    def _compile(self, bucket: Bucket) -> Callable[..., Any]:
-        packed = jax.ShapeDtypeStruct(packed_shape(bucket), np.int32, sharding=self._batch_sharding(bucket))
-        if bucket.kind is Kind.SCORE:
-            program = jax.jit(self._score_program(bucket), out_shardings=self._replicated())
-            return program.lower(self._leaves, packed).compile()
-        program = jax.jit(self._cached_program(bucket), out_shardings=self._replicated(), donate_argnums=(1,))
-        return program.lower(self._leaves, self._state, packed).compile()
-
-    def _score_program(self, bucket: Bucket) -> Callable[[Leaves, jax.Array], Results]:
-        def score(leaves: Leaves, packed: jax.Array) -> Results:
-            batch = unpack(packed, bucket)
-            # Constants: XLA drops the whole draw.
-            batch = batch._replace(sampling=_greedy(bucket.rows), adjust=None)
-            out = score_step(self._rebuild(leaves), batch, num_top=NUM_TOP)
-            return pack_outputs(out), out
-
-        return score
-
-    def _cached_program(
-        self, bucket: Bucket
-    ) -> Callable[[Leaves, DeviceState, jax.Array], tuple[DeviceState, Results]]:
-        step = extend_step if bucket.kind is Kind.EXTEND else decode_step
-
-        def run(leaves: Leaves, state: DeviceState, packed: jax.Array) -> tuple[DeviceState, Results]:
-            state, out = step(self._rebuild(leaves), state, unpack(packed, bucket), num_top=NUM_TOP)
-            return state, (pack_outputs(out), out)
-
-        return run
-
-    def _replicated(self) -> NamedSharding | None:
-        return None if self._mesh is None else replicated(self._mesh)
-
-    def _batch_sharding(self, bucket: Bucket) -> NamedSharding | None:
-        return None if self._mesh is None else named(self._mesh, ("batch", None), packed_shape(bucket))
-
-
-def _greedy(rows: int) -> Sampling:
-    zeros, ids = jnp.zeros(rows), jnp.zeros(rows, jnp.int32)
-    return Sampling(temperature=zeros, top_k=ids, top_p=zeros, min_p=zeros, seed=jnp.zeros((rows, 2), jnp.uint32))
+    def _peak_bytes(self, num_pages: int) -> int:
+        """Memory that the largest bucket of each kind needs, measured on a cache of one row."""
+        largest = {b.kind: b for b in sorted(self._buckets, key=lambda b: b.rows * b.tokens * (1 + b.pages))}
+        return max(self._made.compile(bucket, num_pages).cost.temp_bytes for bucket in largest.values())
 
 
 @dataclass(frozen=True, slots=True)

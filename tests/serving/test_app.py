@@ -17,6 +17,7 @@ from serving import app
 from serving.backend import Backend
 from serving.config import Config, EngineConfig, ServerConfig
 from serving.engine.engine import Engine
+from serving.engine.footprint import Footprint
 from tests.fakes import FakeRunner, ToyModel
 from tests.fakes_text import byte_language
 
@@ -66,7 +67,7 @@ class Visitor:
 
 def fake_backend(runner: FakeRunner) -> Backend:
     engine = Engine(runner, EngineConfig(), max_context=512, clock=time.monotonic)
-    return Backend(byte_language(), engine, lambda: 7)
+    return Backend(byte_language(), engine, lambda: 7, lambda: Footprint(0, 0, 0, 0, ()))
 
 
 def serve(
