@@ -1,11 +1,8 @@
 """Which rows go to the device next, and what became of them: all of the engine's policy, none of its waiting.
 
-Rows that only score and fit a score bucket wait in `_scores`; all others wait in `_prompts` until a slot and pages for
-their prompt are free, and take more pages as they generate. Where a slot or a page is lacking, the youngest row of the
-lowest priority makes room: it waits again, in its place, with what it has generated, for a row of a higher class (at
-the slot limit) or for an older one (that needs a page). So the oldest row always moves, and no deadlock exists. Each
-call of `next_batch` takes the kind of step that was served longest ago among those that are ready, so scoring, prompts
-and generation take turns and none waits for more than two steps of the others; a prompt beside running streams goes in
+Rows that only score and fit a score bucket wait in `_scores`; all others come and go through `_room`. Each call of
+`next_batch` takes the kind of step that was served longest ago among those that are ready, so scoring, prompts and
+generation take turns and none waits for more than two steps of the others; a prompt beside running streams goes in
 chunks that stretch a token's time by `token_gap_ratio` at most. Every row ends exactly once, through `_end`.
 """
 
@@ -13,7 +10,7 @@ from collections.abc import Callable
 
 from serving.batch import Bucket, Kind, StepOutput
 from serving.config import EngineConfig
-from serving.errors import ContextLengthExceeded, DeadlineExceeded, ServingError, StepFailed
+from serving.errors import DeadlineExceeded, ServingError, StepFailed
 from serving.types import Priority, Update
 
 from . import outcome
@@ -22,11 +19,13 @@ from .costs import StepCosts
 from .deadlines import Deadlines
 from .former import BatchFormer
 from .kv_pool import KvPool
+from .limits import RowLimits
 from .lru_k import LruK
 from .masks import Masks
 from .packing import pack_extend, pack_score
 from .page_keys import chain
 from .prefix_cache import PrefixCache
+from .room import Room
 from .running import Running
 from .sequence import Sequence, Stage
 from .slots import Slots
@@ -52,31 +51,30 @@ class Scheduler:
         masks: Masks | None = None,
     ) -> None:
         """`masks`: where constraints are pushed; None: at once, on this thread."""
-        self._config, self._buckets, self._pool, self._max_context = config, buckets, pool, max_context
+        self._config, self._buckets, self._pool = config, buckets, pool
         self._costs, self._masks = costs or StepCosts(), masks or Masks(lambda work: work())
-        self._scores, self._prompts = WaitingRows(config.ageing_s), WaitingRows(config.ageing_s)
+        self._scores = WaitingRows(config.ageing_s)
         self._scoring: dict[Sequence, None] = {}  # dispatched, not read yet
         lru: LruK[bytes] = LruK(correlated_s=config.lru_window_s, max_history=_LRU_HISTORY * pool.total)
         self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache)
         self._running = Running(Slots(config.max_slots, buckets.max_pages()), pool, self.cache)
+        self._room = Room(self._running, config.ageing_s)
         self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
-        self._max_score_tokens = buckets.max_tokens(Kind.SCORE)
+        self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
         self._deadlines = Deadlines()
         self._num_arrived = 0
         self._served = dict.fromkeys(Kind, 0)  # the number of the step in which each kind was served last
         self._num_steps = 0
-        self.num_preempted = 0
-        self.num_cached_tokens = 0  # prompt tokens that the prefix cache saved
 
     # What waits and runs
 
     @property
     def num_waiting(self) -> int:
-        return len(self._scores) + len(self._prompts)
+        return len(self._scores) + len(self._room.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
-        return self._scores.num_tokens + self._prompts.num_tokens
+        return self._scores.num_tokens + self._room.waiting.num_tokens
 
     @property
     def num_masks_out(self) -> int:
@@ -87,24 +85,22 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._scoring) + len(self._running)
 
+    @property
+    def num_preempted(self) -> int:
+        """Rows stopped to make room, ever."""
+        return self._room.num_preempted
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache saved, ever."""
+        return self._room.num_cached_tokens
+
     # A row comes, and leaves early
 
     def check(self, row: Sequence) -> None:
         """ContextLengthExceeded where the row could never run, with the numbers. Any thread may call it."""
-        asked = row.num_asked + row.max_new
-        if asked > self._max_context:
-            raise ContextLengthExceeded(
-                f"the prompt has {row.num_asked} tokens and {row.max_new} are asked for: {asked} together, "
-                f"the context is {self._max_context}; shorten the prompt or lower max_tokens"
-            )
-        if self._is_score(row):
-            return
-        need = self._pool.pages_for(row.num_kv)
-        if need > self._pool.total:
-            raise ContextLengthExceeded(
-                f"{asked} tokens need {need} KV pages of {self._pool.page_size}; the cache has {self._pool.total}"
-            )
-        if self.cache.enabled:  # hashed here, on the caller's thread
+        self._limits.check(row)
+        if self.cache.enabled and not self._limits.is_score(row):  # hashed here, on the caller's thread
             row.keys = chain(row.tenant, row.prompt, self._pool.page_size)
 
     def submit(self, row: Sequence, now_s: float) -> None:
@@ -112,7 +108,7 @@ class Scheduler:
         row.arrived_s, row.queued_s, row.order = now_s, now_s, self._num_arrived
         self._num_arrived += 1
         row.rank = now_s + row.priority * self._config.ageing_s
-        (self._scores if self._is_score(row) else self._prompts).push(row)
+        (self._scores if self._limits.is_score(row) else self._room.waiting).push(row)
         self._deadlines.push(row)
 
     def cancel(self, row: Sequence, error: ServingError) -> Events:
@@ -133,8 +129,8 @@ class Scheduler:
 
     def next_batch(self, now_s: float, *, device_idle: bool) -> Step | None:
         """The next step, None where nothing is ready. `device_idle`: no step is on the device."""
-        self._admit(now_s)
-        decodable = self._with_pages(self._running.decodable(), now_s)
+        self._room.admit(now_s)
+        decodable = self._room.with_pages(self._running.decodable(), now_s)
         ready = [Kind.DECODE] if decodable else []
         if self._extend_ready(now_s, device_idle and not ready):
             ready.append(Kind.EXTEND)
@@ -171,19 +167,16 @@ class Scheduler:
         events = [e for r, row in enumerate(step.rows) if row.run == step.runs[r] for e in self.cancel(row, error)]
         if step.touches_kv:
             for row in [row for row in self._running if row.prefilled > 0]:
-                self._preempt(row, now_s)
+                self._room.stop(row, now_s)
             self._running.lose_cache()
         return events
 
     def end_all(self, error: ServingError) -> Events:
         """End every row that waits or runs."""
-        rows = [*self._scoring, *self._running, *self._scores.rows(), *self._prompts.rows()]
+        rows = [*self._scoring, *self._running, *self._scores.rows(), *self._room.waiting.rows()]
         return [e for row in rows for e in self.cancel(row, error)]
 
     # Scoring: one step a row
-
-    def _is_score(self, row: Sequence) -> bool:
-        return row.max_new == 0 and row.num_prompt <= self._max_score_tokens
 
     def _score_ready(self, now_s: float, idle: bool) -> bool:
         oldest = self._scores.oldest()
@@ -204,41 +197,7 @@ class Scheduler:
             self._scoring[row] = None
         return score_step(packing.bucket, packing.rows)
 
-    # Prompts: a slot and pages for the prompt, then chunk by chunk
-
-    def _admit(self, now_s: float) -> None:
-        """Give slots and pages to those that wait, in order. Nobody overtakes for want of pages: a long row would wait
-        for ever behind short ones. Only a prompt that another one is computing for it lets others by."""
-        blocked = False
-        while not blocked:
-            row = next((row for row in self._prompts.in_order() if not self._running.waits_for_twin(row)), None)
-            blocked = row is None or not self._make_room(row, now_s)
-            if row is not None and not blocked:
-                self._prompts.start(row)
-                row.waited_s += now_s - row.queued_s
-                self._running.start(row, now_s)
-                self.num_cached_tokens += row.prefilled
-
-    def _make_room(self, row: Sequence, now_s: float) -> bool:
-        """Whether `row` can come in, once younger rows of lower priority have made room where that helps."""
-        while not self._fits(row):
-            if not self._running:
-                return False
-            lower = [other for other in self._running if self._gives_way(other, row)]
-            gain = sum(len(other.pages) for other in lower)
-            if not lower or self._running.pages_needed(row) > self._running.available + gain:
-                return False
-            self._preempt(max(lower, key=lambda other: (other.rank, other.order)), now_s)
-        return True
-
-    def _gives_way(self, runs: Sequence, waits: Sequence) -> bool:
-        """To a higher class, but not for ever: what has waited for its ageing bound runs to its end."""
-        return runs.waited_s < (runs.priority - waits.priority) * self._config.ageing_s
-
-    def _fits(self, row: Sequence) -> bool:
-        """A slot, the prompt's pages, and one page for each running row to grow: else it would soon go out again."""
-        need = self._running.pages_needed(row) + len(self._running)
-        return self._running.slots.free > 0 and need <= self._running.available
+    # Prompts: chunk by chunk
 
     def _extend_ready(self, now_s: float, idle: bool) -> bool:
         prefill = self._running.extendable()
@@ -281,24 +240,6 @@ class Scheduler:
 
     # Generation: one token a row and step
 
-    def _with_pages(self, rows: list[Sequence], now_s: float) -> list[Sequence]:
-        """Those of `rows` that have a page for their next token; the youngest make room where none is left."""
-        lacking = self._running.lacking_page(rows) if rows else []
-        for row in sorted(lacking, key=lambda row: (row.rank, row.order)):
-            while row.slot and not self._running.available:
-                self._preempt(self._running.worst(), now_s)
-            if row.slot:
-                self._running.grow(row)
-        return [row for row in rows if row.slot] if lacking else rows
-
-    def _preempt(self, row: Sequence, now_s: float) -> None:
-        """Out, and back in the queue in its place."""
-        self._running.stop(row)
-        row.rewind()
-        row.queued_s = now_s
-        self._prompts.push(row)
-        self.num_preempted += 1
-
     def _decode_bucket(self, rows: list[Sequence]) -> Bucket:
         positions = self._running.slots.position[[row.slot for row in rows]]
         bucket = self._buckets.fit(Kind.DECODE, len(rows), pages=self._pool.pages_for(int(positions.max()) + 1))
@@ -330,7 +271,7 @@ class Scheduler:
         """The only way out: whatever the row holds goes back."""
         assert row.stage is not Stage.DONE, "a row ends once"
         if row.stage is Stage.WAITING:
-            self._scores.discard(row) or self._prompts.discard(row)
+            self._scores.discard(row) or self._room.waiting.discard(row)
         elif row.stage is Stage.SCORING:
             del self._scoring[row]
         else:

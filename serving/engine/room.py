@@ -1,0 +1,71 @@
+"""Who gets a slot and pages, and who makes room: between the prompts that wait and the rows that run.
+
+A prompt comes in when a slot and pages for all of it are free, and takes more pages as it generates. Where a slot or a
+page is lacking, the youngest row of the lowest priority makes room: for a row of a higher class (one that waits for a
+slot or pages) or for an older one (that needs a page to go on). It waits again with what it has generated, in its turn.
+So the oldest row always moves and no deadlock exists; and what has waited for its ageing bound is not stopped for a
+higher class again, so no row is stopped for ever.
+"""
+
+from .running import Running
+from .sequence import Sequence
+from .waiting import WaitingRows
+
+
+class Room:
+    """Times are seconds on the engine's clock."""
+
+    def __init__(self, running: Running, ageing_s: float) -> None:
+        self.waiting, self._running, self._ageing_s = WaitingRows(ageing_s), running, ageing_s
+        self.num_preempted = 0
+        self.num_cached_tokens = 0  # prompt tokens that the prefix cache saved
+
+    def admit(self, now_s: float) -> None:
+        """Give slots and pages to those that wait, in order. Nobody overtakes for want of pages: a long row would wait
+        for ever behind short ones. Only a prompt that another one is computing for it lets others by."""
+        blocked = False
+        while not blocked:
+            row = next((row for row in self.waiting.in_order() if not self._running.waits_for_twin(row)), None)
+            blocked = row is None or not self._make(row, now_s)
+            if row is not None and not blocked:
+                self.waiting.start(row)
+                row.waited_s += now_s - row.queued_s
+                self._running.start(row, now_s)
+                self.num_cached_tokens += row.num_shared
+
+    def with_pages(self, rows: list[Sequence], now_s: float) -> list[Sequence]:
+        """Those of the running `rows` that have a page for their next token, once the youngest have made room."""
+        lacking = self._running.lacking_page(rows) if rows else []
+        for row in sorted(lacking, key=lambda row: (row.rank, row.order)):
+            while row.slot and not self._running.available:
+                self.stop(self._running.worst(), now_s)
+            if row.slot:
+                self._running.grow(row)
+        return [row for row in rows if row.slot] if lacking else rows
+
+    def stop(self, row: Sequence, now_s: float) -> None:
+        """Out, and back in the queue in its turn."""
+        self._running.stop(row)
+        row.rewind()
+        row.queued_s = now_s
+        self.waiting.push(row)
+        self.num_preempted += 1
+
+    def _make(self, row: Sequence, now_s: float) -> bool:
+        """Whether `row` can come in, once younger rows of lower priority have made room where that helps."""
+        while not self._fits(row):
+            lower = [other for other in self._running if self._gives_way(other, row)]
+            gain = sum(len(other.pages) for other in lower)
+            if not lower or self._running.pages_needed(row) > self._running.available + gain:
+                return False
+            self.stop(max(lower, key=lambda other: (other.rank, other.order)), now_s)
+        return True
+
+    def _gives_way(self, runs: Sequence, waits: Sequence) -> bool:
+        """To a higher class, but not for ever."""
+        return runs.waited_s < (runs.priority - waits.priority) * self._ageing_s
+
+    def _fits(self, row: Sequence) -> bool:
+        """A slot, the prompt's pages, and one page for each running row to grow: else it would soon go out again."""
+        need = self._running.pages_needed(row) + len(self._running)
+        return self._running.slots.free > 0 and need <= self._running.available
