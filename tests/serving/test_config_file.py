@@ -101,6 +101,12 @@ def test_one_key_of_two_tenants_is_refused() -> None:
     assert "twice" in problems(f"[auth]\nkeys = [{keys}]")[0]
 
 
+def test_the_deterministic_mode_is_for_one_device() -> None:
+    assert load_config(flags={"engine.deterministic": "true"}).engine.deterministic
+    (problem,) = problems(flags={"engine.deterministic": "true", "model.mesh": "tensor=2"})
+    assert problem.startswith("engine.deterministic")
+
+
 @given(st.text(max_size=20), st.integers(0, 65535), st.floats(0.001, 1e9), st.booleans())
 def test_what_is_printed_reads_back_the_same(name: str, port: int, stall_s: float, access: bool) -> None:
     flags = {"model.served_name": name, "server.port": port, "server.stream_stall_s": stall_s, "log.access": access}
