@@ -180,6 +180,7 @@ class Engine:
         try:
             self._runner.warmup(self._report)
             self._ready_at_s = self._clock()
+            self._loop.begin()
             self._settled.set()
             while self._take_in():
                 self._loop.turn()

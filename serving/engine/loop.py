@@ -40,6 +40,10 @@ class Loop:
         self._idle_since_s = clock()
         self._had_no_work = True
 
+    def begin(self) -> None:
+        """The device is ready: its time counts from now."""
+        self._idle_since_s, self._had_no_work = self._clock(), True
+
     @property
     def idle(self) -> bool:
         """No row waits or runs, and no step is out."""
@@ -60,6 +64,7 @@ class Loop:
             self._dispatch(step)
         if self._in_flight and (step is None or len(self._in_flight) > 1):
             self._retire()
+        self._note_end_of_work()
 
     def emit(self, events: Events) -> None:
         """Count and pass on."""
@@ -119,12 +124,23 @@ class Loop:
     def _count(self, step: Step) -> None:
         stats, bucket = self._stats, step.batch.bucket
         if not self._in_flight:
-            gap_s = self._clock() - self._idle_since_s
-            if self._had_no_work:
-                stats.device_idle_s += gap_s
-            else:
-                stats.device_stall_s += gap_s
+            self._count_gap()
         stats.steps[bucket.kind] += 1
         stats.rows[bucket.kind] += len(step.rows)
         stats.tokens[bucket.kind] += step.num_tokens
         stats.padding[bucket.kind] += bucket.rows * bucket.tokens - step.num_tokens
+
+    def _count_gap(self) -> None:
+        """The device had nothing to do since `_idle_since_s`; from now on it has, or the host is to blame."""
+        now_s = self._clock()
+        if self._had_no_work:
+            self._stats.device_idle_s += now_s - self._idle_since_s
+        else:
+            self._stats.device_stall_s += now_s - self._idle_since_s
+        self._idle_since_s, self._had_no_work = now_s, False
+
+    def _note_end_of_work(self) -> None:
+        """Rows also end without a step that is read: cancelled, out of time, complete by their constraint."""
+        if not self._had_no_work and self.idle:
+            self._count_gap()
+            self._had_no_work = True

@@ -1,9 +1,13 @@
 """What the loop counts: steps, tokens, padding, and whose fault an idle device is."""
 
+from collections.abc import Callable
+
 import pytest
 
 from serving.batch import Bucket, Kind
+from serving.engine.masks import Masks
 from serving.types import Prepared
+from tests.fakes_constraint import Slotted
 from tests.fakes_engine import TurnedEngine, generate_row
 
 
@@ -66,3 +70,51 @@ def test_a_step_that_ended_unnoticed_is_a_stall_for_as_long_as_its_usual_time_is
     engine.clock.advance(0.005)
     engine.loop.turn()
     assert engine.stats.device_stall_s == pytest.approx(0.004, abs=1e-6)
+
+
+def test_time_after_a_row_that_ends_without_a_step_that_is_read_is_idle() -> None:
+    """Its constraint is fulfilled, it is cancelled or it runs out of time when nothing is on the device."""
+    engine = TurnedEngine()
+    later: list[Callable[[], None]] = []
+    engine.scheduler._masks = Masks(later.append)
+    for end in ("mask", "cancel", "deadline"):
+        deadline_s = engine.clock() + 1.0 if end == "deadline" else None
+        row = generate_row((1, 2, 3), 5, constraint=Slotted([[7]]))
+        (sequence,) = engine.submit(row, deadline_s=deadline_s)
+        while not later:
+            engine.loop.turn()
+        engine.loop.turn()
+        if end == "deadline":
+            engine.clock.advance(1.0)
+        elif end == "cancel":
+            engine.cancel(sequence)
+        later.pop()()
+        engine.loop.turn()
+        assert engine.ended(sequence)
+        assert engine.loop.idle
+        engine.clock.advance(5.0)
+    engine.submit(generate_row((1, 2, 3), 1))
+    engine.run()
+    assert engine.stats.device_idle_s == pytest.approx(15.0)
+    assert engine.stats.device_stall_s == pytest.approx(1.0)  # the row that waited for its mask until its deadline
+
+
+def test_time_before_and_after_a_step_that_could_not_be_dispatched_is_counted_once() -> None:
+    engine = TurnedEngine(fail_submit=[0])
+    for _ in range(3):
+        engine.clock.advance(5.0)
+        engine.submit(generate_row((1, 2, 3), 1))
+        engine.run()
+    assert engine.stats.failed_rows == 1
+    assert engine.stats.device_idle_s == pytest.approx(15.0)
+    assert engine.stats.device_stall_s == 0.0
+
+
+def test_time_before_the_device_is_ready_is_not_idle() -> None:
+    engine = TurnedEngine()
+    engine.clock.advance(60.0)
+    engine.loop.begin()
+    engine.clock.advance(2.0)
+    engine.submit(generate_row((1, 2, 3), 1))
+    engine.run()
+    assert engine.stats.device_idle_s == pytest.approx(2.0)
