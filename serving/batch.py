@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 NUM_TARGETS = 16  # token ids scored at the last position of a row
 NUM_TOP = 20  # most likely tokens reported per position
+PAGES_AT_ONCE = 8  # KV pages that one read or write moves at most
 
 
 class Kind(StrEnum):
@@ -111,6 +112,18 @@ class Pending(Protocol):
         ...
 
 
+class PendingPages(Protocol):
+    """Dispatched reads of KV pages."""
+
+    def done(self) -> bool:
+        """Whether `result` would not have to wait."""
+        ...
+
+    def result(self) -> NDArray[np.uint8]:
+        """[pages, page_bytes], in the order asked for. Waits; raises what the device raised."""
+        ...
+
+
 class Runner(Protocol):
     """Runs batches in the order of submission. Not thread-safe: the engine thread owns it."""
 
@@ -122,12 +135,30 @@ class Runner(Protocol):
         """Pages of the KV cache, the reserved page 0 included."""
         ...
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers."""
+        ...
+
+    @property
+    def page_copy_s(self) -> float:
+        """Seconds that a write of one page took in the warm-up, from host memory; 0 before it."""
+        ...
+
     def warmup(self, progress: "Progress") -> None:
         """Compile every bucket; after it returns no submit compiles."""
         ...
 
     def submit(self, batch: Batch) -> Pending:
         """Write what the batch sets, then dispatch the step, without waiting for either."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> PendingPages:
+        """Up to PAGES_AT_ONCE pages as they are after the steps dispatched so far; they may be reused at once."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], content: NDArray[np.uint8]) -> None:
+        """Up to PAGES_AT_ONCE pages get `content` [pages, page_bytes] before the steps dispatched from now on."""
         ...
 
     def reset(self) -> None:

@@ -52,6 +52,15 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     lru_window_s: Annotated[
         float, Meta(ge=0, description="uses of a cached page within this time of each other count once")
     ] = 1.0
+    host_tier_bytes: Annotated[
+        int, Meta(ge=0, description="host memory for KV pages that the device gave up; 0: none, and no profiles")
+    ] = 256 * 1024 * 1024
+    profile_dir: Annotated[
+        str, Meta(description="directory where profiles (profile_id) outlive the process; empty: none")
+    ] = ""
+    profile_bytes_per_tenant: Annotated[
+        int, Meta(ge=0, description="KV pages that a tenant's profiles may take; the longest unused goes")
+    ] = 256 * 1024 * 1024
     deterministic: Annotated[
         bool,
         Meta(

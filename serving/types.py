@@ -155,6 +155,15 @@ class Update(Struct, frozen=True):
     error: Exception | None = None  # a serving.errors.ServingError
 
 
+class ProfileInfo(Struct, frozen=True):
+    """A standing context that the engine keeps. `places`: where all of it is, beside the device: memory, disk."""
+
+    id: str
+    num_tokens: int
+    num_bytes: int
+    places: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import NUM_TARGETS, NUM_TOP, Batch, Bucket, Kind, Progress, StepOutput
+from serving.batch import NUM_TARGETS, NUM_TOP, PAGES_AT_ONCE, Batch, Bucket, Kind, Progress, StepOutput
 from tests.fakes_tables import FakeTables
 
 _HOLD_LIMIT_S = 30.0  # a test that forgets to release fails instead of hanging
@@ -137,7 +137,9 @@ class FakeRunner:
         self._page_size, self._num_pages, self._max_slots = page_size, num_pages, max_slots
         self.fail_submit, self.fail_result = set(fail_submit), set(fail_result)
         self.batches: list[Batch] = []
-        self.num_resets = 0
+        self.num_resets = self.num_reads = self.num_writes = 0
+        self.fail_moves = False
+        self.reads_done = True  # whether reads of pages are done before anyone waits for them
         self.closed = False
         self._gate = threading.Semaphore(0) if held else None
         self.reset()
@@ -150,6 +152,31 @@ class FakeRunner:
     @property
     def num_pages(self) -> int:
         return self._num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self._page_size * 4
+
+    @property
+    def page_copy_s(self) -> float:
+        return 0.0
+
+    def read_pages(self, pages: Sequence[int]) -> "FakePages":
+        assert 0 < len(pages) <= PAGES_AT_ONCE
+        self.num_reads += 1
+        if self.fail_moves:
+            raise RuntimeError("injected at a read of pages")
+        content = self._kv[list(pages)].view(np.uint8)
+        return FakePages(None if self._lost else content, self.reads_done)
+
+    def write_pages(self, pages: Sequence[int], content: NDArray[np.uint8]) -> None:
+        assert content.shape == (len(pages), self.page_bytes)
+        assert len(pages) <= PAGES_AT_ONCE
+        self.num_writes += 1
+        if self.fail_moves:
+            self._lost = True
+            raise RuntimeError("injected at a write of pages")
+        self._kv[list(pages)] = content.view(np.int32)
 
     def warmup(self, progress: Progress) -> None:
         for done in range(len(self._buckets) + 1):
@@ -289,6 +316,20 @@ class FakeRunner:
 def _top(logprobs: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     ids = np.argsort(-logprobs, kind="stable")[:NUM_TOP]
     return ids, logprobs[ids]
+
+
+@dataclass(frozen=True)
+class FakePages:
+    content: NDArray[np.uint8] | None
+    early: bool
+
+    def done(self) -> bool:
+        return self.early
+
+    def result(self) -> NDArray[np.uint8]:
+        if self.content is None:
+            raise RuntimeError("a read of pages: buffer has been deleted or donated")
+        return self.content
 
 
 @dataclass(frozen=True)

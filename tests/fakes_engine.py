@@ -1,6 +1,7 @@
 """The engine's core without its thread: a loop that a test turns by hand, on a fake clock and a fake device."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet
 from serving.engine.costs import StepCosts
 from serving.engine.kv_pool import KvPool
+from serving.engine.kv_tiers import KvTiers
 from serving.engine.loop import Loop
 from serving.engine.scheduler import Events, Scheduler
 from serving.engine.sequence import Sequence, make_sequences
@@ -67,6 +69,7 @@ class TurnedEngine:
         max_context: int = 64,
         max_score_tokens: int = 64,
         ms_per_token: float = 0.0,
+        make_tiers: Callable[[FakeRunner], KvTiers] | None = None,
         **faults: object,
     ) -> None:
         buckets = [
@@ -86,7 +89,8 @@ class TurnedEngine:
         self.model = self.runner.model
         self.pool = KvPool(num_pages, config.page_size)
         self.costs = StepCosts()
-        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, self.costs)
+        self.tiers = KvTiers.off() if make_tiers is None else make_tiers(self.runner)
+        self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, self.costs, tiers=self.tiers)
         self.timed = TimedRunner(self.runner, self.clock, ms_per_token)
         self.stats = EngineStats()
         self.loop = Loop(
@@ -112,8 +116,9 @@ class TurnedEngine:
         priority: Priority = Priority.NORMAL,
         deadline_s: float | None = None,
         tenant: str = "t",
+        profile: str | None = None,
     ) -> list[Sequence]:
-        job = Job(id="job", tenant=tenant, rows=rows, priority=priority, deadline_s=deadline_s)
+        job = Job("job", tenant, rows, priority, deadline_s=deadline_s, profile_id=profile)
         sequences = make_sequences(self, job)
         for row in sequences:
             self.scheduler.check(row)

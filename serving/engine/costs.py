@@ -1,6 +1,6 @@
 """What a step of each bucket takes, as seen: moving averages, and a guess by tokens for a bucket not seen yet."""
 
-from serving.batch import Bucket
+from serving.batch import Bucket, Kind
 
 _WEIGHT = 0.2  # of the newest time
 
@@ -23,3 +23,8 @@ class StepCosts:
             return 0.0
         nearest, seconds = min(like, key=lambda seen: abs(seen[0] - size))
         return seconds * size / nearest
+
+    def prefill_token_s(self) -> float:
+        """What a token of a prompt takes in the best step seen; 0 where none has been."""
+        seen = [s / (b.rows * b.tokens) for b, s in self._seconds.items() if b.kind is Kind.EXTEND]
+        return min(seen, default=0.0)

@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from serving.batch import Runner
 from serving.config import EngineConfig
 from serving.errors import BadRequest, Cancelled, DeadlineExceeded, InternalError, NotReady, Overloaded, ServingError
-from serving.types import Job, Update
+from serving.types import Job, ProfileInfo, Update
 
 from .buckets import BucketSet
 from .costs import StepCosts
@@ -43,6 +43,7 @@ from .masks import Masks
 from .scheduler import Events, Scheduler
 from .stats import EngineStats
 from .ticket import Listener, Ticket
+from .tier_setup import make_tiers
 
 _log = logging.getLogger("tidegate.engine")
 
@@ -60,7 +61,8 @@ class _Closed(Exception):
 class Engine:
     """`max_context`: tokens that the model may see. `clock`: seconds, the one that deadlines are on.
 
-    `stats` may be given, so that a metrics endpoint can hold it before the engine exists.
+    `stats` may be given, so that a metrics endpoint can hold it before the engine exists. `fingerprint` says which
+    weights and dtype the runner has: profiles on disk are for these alone. OSError where `profile_dir` cannot be used.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Engine:
         max_context: int,
         clock: Callable[[], float] = time.monotonic,
         stats: EngineStats | None = None,
+        fingerprint: str = "",
     ) -> None:
         self._runner, self._config, self._clock = runner, config, clock
         self._pool = KvPool(runner.num_pages, config.page_size)
@@ -79,7 +82,9 @@ class Engine:
         costs = StepCosts()
         self._mask_threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="tidegate-masks")
         self._masks = Masks(self._mask_threads.submit)
-        self._scheduler = Scheduler(config, buckets, self._pool, max_context, costs, self._masks)
+        self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-profiles")
+        self._tiers = make_tiers(config, runner, costs, fingerprint, self._disk_thread.submit)
+        self._scheduler = Scheduler(config, buckets, self._pool, max_context, costs, self._masks, self._tiers)
         self.stats = stats or EngineStats()
         self._loop = Loop(runner, self._scheduler, self._deliver, clock=clock, stats=self.stats, costs=costs)
         self._inbox = Inbox()
@@ -129,6 +134,14 @@ class Engine:
             self._scheduler.check(row)
         self._inbox.put(ticket, lambda rows, tokens: self._refuse_without_room(ticket, rows, tokens))
         return ticket
+
+    def profiles(self, tenant: str) -> list[ProfileInfo]:
+        """The tenant's profiles, the longest unused first."""
+        return self._tiers.listed(tenant)
+
+    def delete_profile(self, tenant: str, profile_id: str) -> bool:
+        """From host memory and disk; False where the tenant has none of this name."""
+        return self._tiers.delete((tenant, profile_id))
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Accept nothing more, give running rows `timeout_s` to finish, end the rest, and stop the thread."""
@@ -201,6 +214,8 @@ class Engine:
         """Wait for something to do and take it in; False when it is time to stop."""
         if self._loop.awaits_masks:
             self._masks.wait(_MASK_WAIT_S)
+        elif self._loop.awaits_disk:
+            self._tiers.wait()
         cancels = self._inbox.take(self._accept, wait=self._loop.idle)
         for ticket, index in cancels:
             rows = ticket.rows if index is None else ticket.rows[index : index + 1]
@@ -240,6 +255,8 @@ class Engine:
         stats.pages_cached, stats.pages_high_water = self._pool.cached, self._pool.high_water
         stats.preemptions, stats.cached_tokens = self._scheduler.num_preempted, self._scheduler.num_cached_tokens
         stats.evicted_pages = self._scheduler.cache.num_evicted
+        stats.host_hit_tokens, stats.disk_hit_tokens = self._tiers.num_host_tokens, self._tiers.num_disk_tokens
+        stats.host_bytes, stats.bad_profile_files = self._tiers.host.num_bytes, self._tiers.num_bad_files
 
     def _stop(self, failure: Exception | None) -> None:
         """Answer everyone who still waits, and let the runner go."""
@@ -249,9 +266,11 @@ class Engine:
         self._inbox.take(self._accept, wait=False)
         if failure is None:
             self._loop.emit(self._scheduler.end_all(NotReady("the server is stopping", retry_after_s=_WARMUP_RETRY_S)))
+            self._loop.finish_moves()
         else:
             self._abandon(InternalError("the engine has failed"))
         self._gauge()
+        self._disk_thread.shutdown(wait=True)  # profiles on their way are written
         self._mask_threads.shutdown(wait=False, cancel_futures=True)
         self._runner.close()
 

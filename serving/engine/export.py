@@ -25,6 +25,9 @@ def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Readin
     yield _counter("tidegate_engine_preemptions_total", "Rows stopped to make room, to start again.", stats.preemptions)
     yield _counter("tidegate_kv_cached_tokens_total", "Prompt tokens found in the prefix cache.", stats.cached_tokens)
     yield _counter("tidegate_kv_evicted_pages_total", "Cached pages given up for fresh ones.", stats.evicted_pages)
+    yield _counter("tidegate_kv_host_hits_tokens_total", "Prompt tokens from host memory.", stats.host_hit_tokens)
+    yield _counter("tidegate_kv_disk_hits_tokens_total", "Those of them from the disk.", stats.disk_hit_tokens)
+    yield _counter("tidegate_kv_profile_files_bad_total", "Profile files not usable.", stats.bad_profile_files)
     yield _counter("tidegate_engine_device_idle_seconds_total", "Time without work.", stats.device_idle_s)
     yield _counter(
         "tidegate_engine_device_stall_seconds_total",
@@ -38,6 +41,7 @@ def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Readin
     yield _gauge("tidegate_kv_pages", "KV pages in all.", stats.pages_total)
     yield _gauge("tidegate_kv_pages_used", "KV pages that rows hold.", stats.pages_used)
     yield _gauge("tidegate_kv_pages_cached", "KV pages kept for prompts that start the same.", stats.pages_cached)
+    yield _gauge("tidegate_kv_host_bytes", "KV pages in host memory.", stats.host_bytes)
     yield _gauge("tidegate_kv_pages_high_water", "Most KV pages ever in use.", stats.pages_high_water)
 
 

@@ -13,8 +13,9 @@ class RowLimits:
         self._pool, self._max_context, self._max_score_tokens = pool, max_context, max_score_tokens
 
     def is_score(self, row: Sequence) -> bool:
-        """One score step answers it."""
-        return row.max_new == 0 and row.num_prompt <= self._max_score_tokens
+        """One score step answers it. A profile lives in KV pages."""
+        keeps_kv = row.profile is not None and row.may_reuse
+        return row.max_new == 0 and row.num_prompt <= self._max_score_tokens and not keeps_kv
 
     def check(self, row: Sequence) -> None:
         """ContextLengthExceeded where the row could never run. Any thread may call it."""

@@ -46,24 +46,39 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """No row waits or runs, and no step is out."""
-        return not self._in_flight and self._scheduler.num_waiting == 0 and self._scheduler.num_running == 0
+        """No row waits or runs, and neither a step nor a page is on its way."""
+        rows = self._scheduler.num_waiting + self._scheduler.num_running
+        return not self._in_flight and rows == 0 and not self._scheduler.tiers.busy
 
     @property
     def awaits_masks(self) -> bool:
         """Nothing is on the device, and rows would go on if they had their masks."""
         return not self._in_flight and self._scheduler.num_masks_out > 0
 
+    @property
+    def awaits_disk(self) -> bool:
+        """Nothing is on the device, and rows would go on if the disk had brought their profiles."""
+        return not self._in_flight and self._scheduler.tiers.awaits_disk
+
+    def finish_moves(self) -> None:
+        """Take in the pages that are still to come, and hand over what is to be written; no row is left."""
+        self._move_pages(None)
+        self._scheduler.tiers.collect(wait=True)
+
     def turn(self) -> None:
         """Expire rows, dispatch one step if there is one, and read the oldest if two are out or none was dispatched."""
+        self._scheduler.tiers.collect(wait=False)
         now_s = self._clock()
         self.emit(self._scheduler.take_masks())
         self.emit(self._scheduler.expire(now_s))
         step = self._scheduler.next_batch(now_s, device_idle=not self._in_flight)
+        step = self._move_pages(step)
         if step is not None:
             self._dispatch(step)
         if self._in_flight and (step is None or len(self._in_flight) > 1):
             self._retire()
+        elif step is None:  # the device has nothing else to do
+            self._scheduler.tiers.collect(wait=True)
         self._note_end_of_work()
 
     def emit(self, events: Events) -> None:
@@ -80,6 +95,21 @@ class Loop:
                 self._stats.failed_rows += 1
         if events:
             self._forward(events)
+
+    def _move_pages(self, step: Step | None) -> Step | None:
+        """Pages that `step` needs, or makes room for, move before it. Where that fails the KV cache is lost, the tiers
+        are turned off, and a step that relied on them is none any more."""
+        try:
+            self._scheduler.tiers.dispatch(self._runner)
+        except Exception as exc:  # border: as with steps
+            _log.error("KV pages could not be moved; the tiers are off from now on", exc_info=exc)
+            while self._in_flight:
+                self._retire()
+            self._scheduler.tiers.turn_off()
+            self._scheduler.lose_cache(self._clock())
+            self._runner.reset()
+            return None if step is None or step.touches_kv else step
+        return step
 
     def _dispatch(self, step: Step) -> None:
         self._count(step)

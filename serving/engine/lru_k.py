@@ -76,6 +76,11 @@ class LruK(Generic[K]):
         elif key not in self._held:
             self._remember(key)
 
+    def num_uses(self, key: K) -> int:
+        """Counted uses that are remembered, K at most."""
+        uses = self._uses.get(key)
+        return 0 if uses is None else len(uses.times)
+
     def offer(self, key: K, depth: int = 0) -> None:
         """The key is resident and nobody uses it. Of equal distances the deeper goes first: a chain from its tail."""
         self._held.discard(key)

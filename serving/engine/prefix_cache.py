@@ -2,23 +2,35 @@
 
 Stands between the scheduler and the pool: rows take, share and release pages here. A page is registered under its key
 (see `page_keys`) once the step that filled it was read and was finite; when no row uses it any more it stays, cached,
-until its room is needed, and goes by LRU-K, the tail of a chain before its head. Two rows that compute the same page at
+until its room is needed, and goes by LRU-K, the tail of a chain before its head; what may be wanted again is told to
+`evicted` first. Two rows that compute the same page at
 the same time each keep their own; the first one's is shared later. Invariant: a registered page never changes.
 """
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Keys
 
 from .kv_pool import KvPool
 from .lru_k import LruK
 
+_USES_WORTH_A_COPY = 2  # one-offs, nearly all pages of a scan, are not
+
 
 class PrefixCache:
-    """`enabled` False: nothing is registered, so nothing is shared."""
+    """`enabled` False: nothing is registered, so nothing is shared. `evicted`: gets keys and pages that go."""
 
-    def __init__(self, pool: KvPool, lru: LruK[bytes], *, enabled: bool = True) -> None:
-        self._pool, self._lru, self.enabled = pool, lru, enabled
+    def __init__(
+        self,
+        pool: KvPool,
+        lru: LruK[bytes],
+        *,
+        enabled: bool = True,
+        evicted: Callable[[bytes, int], None] = lambda key, page: None,
+    ) -> None:
+        self._pool, self._lru, self.enabled, self._evicted = pool, lru, enabled, evicted
         self._page_of: dict[bytes, int] = {}
         self._name_of: dict[int, tuple[bytes, int]] = {}  # page -> key, place in its chain
+        self._prized: set[bytes] = set()  # registered, and worth a copy when they go
         self.num_evicted = 0
 
     @property
@@ -55,6 +67,8 @@ class PrefixCache:
             key = self._lru.victim()
             if key is None:
                 break  # the pool says what is wrong
+            if key in self._prized or self._lru.num_uses(key) >= _USES_WORTH_A_COPY:
+                self._evicted(key, self._page_of[key])
             self._forget(key)
             self.num_evicted += 1
         return self._pool.take(owner, count)
@@ -66,6 +80,10 @@ class PrefixCache:
         self._pool.keep(page)
         self._page_of[key], self._name_of[page] = page, (key, place)
         self._lru.reference(key, now_s)
+
+    def prize(self, keys: Iterable[bytes]) -> None:
+        """Those of `keys` that are registered are worth a copy when they are evicted, however seldom they were used."""
+        self._prized.update(key for key in keys if key in self._page_of)
 
     def release(self, owner: object) -> None:
         """Give back all that `owner` holds."""
@@ -81,5 +99,6 @@ class PrefixCache:
 
     def _forget(self, key: bytes) -> None:
         page = self._page_of.pop(key)
+        self._prized.discard(key)
         del self._name_of[page]
         self._pool.discard(page)

@@ -22,10 +22,10 @@ class Room:
 
     def admit(self, now_s: float) -> None:
         """Give slots and pages to those that wait, in order. Nobody overtakes for want of pages: a long row would wait
-        for ever behind short ones. Only a prompt that another one is computing for it lets others by."""
+        for ever behind short ones. Only one whose pages another row, or the disk, will soon bring lets others by."""
         blocked = False
         while not blocked:
-            row = next((row for row in self.waiting.in_order() if not self._running.waits_for_twin(row)), None)
+            row = next((row for row in self.waiting.in_order() if not self._running.waits_for_pages(row)), None)
             blocked = row is None or not self._make(row, now_s)
             if row is not None and not blocked:
                 self.waiting.start(row)
@@ -45,7 +45,7 @@ class Room:
 
     def stop(self, row: Sequence, now_s: float) -> None:
         """Out, and back in the queue in its turn."""
-        self._running.stop(row)
+        self._running.stop(row, resumes=True)
         row.rewind()
         row.queued_s = now_s
         self.waiting.push(row)

@@ -8,6 +8,7 @@ computes, so no request can cause a compile.
 
 import gc
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from numpy.typing import NDArray
 from model.sharding import replicated
 from model.steps import DeviceState, StepOutputs
 from model.transformer import Transformer
-from serving.batch import Batch, Bucket, Kind, Progress, StepOutput
+from serving.batch import PAGES_AT_ONCE, Batch, Bucket, Kind, Progress, StepOutput
 from serving.config import EngineConfig
 
 from .buckets import derive
 from .compiles import CompileCounter
 from .footprint import Footprint
 from .memory import free_bytes, is_tight, num_pages
+from .page_copies import PageCopies, PagesOut
 from .programs import Program, Programs
 from .step import padding
 from .tables import TableWriter
@@ -85,6 +87,8 @@ class JaxRunner:
         self._fresh: Callable[[], DeviceState] | None = None
         self._state: DeviceState | None = None
         self._tables: TableWriter | None = None
+        self._copies: PageCopies | None = None
+        self._page_copy_s = 0.0
         self._compiles = CompileCounter()
 
     @property
@@ -94,6 +98,14 @@ class JaxRunner:
     @property
     def num_pages(self) -> int:
         return self._num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self._made.page_bytes
+
+    @property
+    def page_copy_s(self) -> float:
+        return self._page_copy_s
 
     @property
     def num_compiles(self) -> int:
@@ -108,8 +120,10 @@ class JaxRunner:
         progress(0, len(self._buckets))
         self._fresh = self._made.fresh_state(self._num_pages)
         self.reset()
-        if self._state is not None and self._state.tables is not None:
-            sharding = None if self._mesh is None else replicated(self._mesh)
+        assert self._state is not None
+        sharding = None if self._mesh is None else replicated(self._mesh)
+        self._copies = PageCopies(self._state.pools, sharding)
+        if self._state.tables is not None:
             self._tables = TableWriter(self._vocab_size, self._state.tables, sharding)
         order = sorted(self._buckets, key=lambda b: b.rows * b.tokens * (1 + b.pages), reverse=True)
         with ThreadPoolExecutor(self._compile_threads, thread_name_prefix="tidegate-compile") as pool:
@@ -123,6 +137,7 @@ class JaxRunner:
                 raise
         for bucket in {b.kind: b for b in order}.values():  # the last of a kind is its smallest
             self.submit(padding(bucket)).result()
+        self._page_copy_s = self._measure_copy()
         # What tracing left stays for ever: each full collection would walk it all, while no request is answered.
         gc.collect()
         gc.freeze()
@@ -148,6 +163,26 @@ class JaxRunner:
             raise ValueError("a row adjusts its logits, and engine.sampling_tables is off")
         tables = self._tables.write(self._state.tables, batch.set_tables, batch.set_masks)
         self._state = self._state._replace(tables=tables)
+
+    def read_pages(self, pages: Sequence[int]) -> PagesOut:
+        assert self._copies is not None
+        assert self._state is not None
+        return self._copies.read(self._state.pools, pages)
+
+    def write_pages(self, pages: Sequence[int], content: NDArray[np.uint8]) -> None:
+        assert self._copies is not None
+        assert self._state is not None
+        self._state = self._state._replace(pools=self._copies.write(self._state.pools, pages, content))
+
+    def _measure_copy(self) -> float:
+        """Seconds a page: the second of two writes to page 0, waited for by a read."""
+        content = np.zeros((PAGES_AT_ONCE, self.page_bytes), np.uint8)
+        start = 0.0
+        for _ in range(2):
+            start = time.perf_counter()
+            self.write_pages([0] * PAGES_AT_ONCE, content)
+            self.read_pages([0]).result()
+        return (time.perf_counter() - start) / PAGES_AT_ONCE
 
     def reset(self) -> None:
         """A zeroed cache and empty slots; the old ones are let go first."""

@@ -1,9 +1,9 @@
 """Rows that hold a slot and KV pages: prompts on their way in, and rows that generate.
 
-A row comes in with pages for its whole prompt, those of its beginning shared from the prefix cache where they are
-known, and takes one more page whenever what it generates fills the last. Who comes, who makes room and when is the
-scheduler's choice. Invariant: a row is in `prefill` or in `decode` exactly while it has a slot, and its pages hold
-every position that has been dispatched.
+A row comes in with pages for its whole prompt, those of its beginning shared from the prefix cache or filled from the
+tiers below it where they are known, and takes one more page whenever what it generates fills the last. Who comes, who
+makes room and when is decided elsewhere (`room`). Invariant: a row is in `prefill` or in `decode` exactly while it has
+a slot, and its pages hold every position that has been dispatched.
 """
 
 from bisect import insort
@@ -12,14 +12,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from .kv_pool import KvPool
+from .kv_tiers import KvTiers
 from .prefix_cache import PrefixCache
 from .sequence import Sequence, Stage
 from .slots import Slots
 
 
 class Running:
-    def __init__(self, slots: Slots, pool: KvPool, cache: PrefixCache) -> None:
-        self.slots, self._pool, self._cache = slots, pool, cache
+    def __init__(self, slots: Slots, pool: KvPool, cache: PrefixCache, tiers: KvTiers) -> None:
+        self.slots, self._pool, self._cache, self._tiers = slots, pool, cache, tiers
         self.prefill: list[Sequence] = []  # by rank
         self.decode: dict[Sequence, None] = {}  # by the time of their first token
         self._filling: dict[bytes, Sequence] = {}  # pages that a row in `prefill` will register
@@ -45,8 +46,15 @@ class Running:
 
     # Coming
 
-    def waits_for_twin(self, row: Sequence) -> bool:
-        """Another prompt is computing the page that this one needs next: soon it can be shared."""
+    def arrive(self, row: Sequence) -> None:
+        """It is queued: what it will need from the disk may be fetched meanwhile."""
+        reusable = self._reusable(row)
+        self._tiers.arrive(row, reusable, len(self._cache.match(reusable)))
+
+    def waits_for_pages(self, row: Sequence) -> bool:
+        """Its profile is being loaded, or another prompt is computing the page that it needs next: soon it is there."""
+        if self._tiers.is_loading(row):
+            return True
         reusable = self._reusable(row)
         known = len(self._cache.match(reusable))
         return known < len(reusable) and reusable[known] in self._filling
@@ -66,6 +74,7 @@ class Running:
         known = len(self._cache.match(reusable))
         row.pages = self._cache.share(row, reusable[:known], now_s)
         row.pages += self._cache.take(row, self._pool.pages_for(row.num_prompt) - known)
+        known += self._promote(row, reusable, known, now_s)
         row.num_registered = known
         row.prefilled = row.num_shared = known * self._pool.page_size
         if row.run == 0:
@@ -75,6 +84,15 @@ class Running:
         insort(self.prefill, row, key=lambda other: (other.rank, other.order))
         for key in reusable[known:]:
             self._filling.setdefault(key, row)
+
+    def _promote(self, row: Sequence, keys: list[bytes], known: int, now_s: float) -> int:
+        """Fill the row's pages after the first `known` from the tiers, as far as they have them; how many."""
+        contents = self._tiers.find(keys[known:])
+        end = known + len(contents)
+        self._tiers.promote(keys[known:end], row.pages[known:end], contents)
+        for place in range(known, end):
+            self._cache.register(keys[place], place, row.pages[place], now_s)
+        return len(contents)
 
     def _reusable(self, row: Sequence) -> list[bytes]:
         """Keys of the pages that may be shared: at least one token of the prompt is computed, for its logits."""
@@ -110,17 +128,21 @@ class Running:
             self._cache.register(key, place, row.pages[place], now_s)
             self._stop_filling(key, row)
             row.num_registered += 1
+        if row.profile is not None and self._cache.enabled and end >= row.num_asked:
+            self._cache.prize(self._tiers.keep(row))
 
     # Going
 
-    def stop(self, row: Sequence) -> None:
-        """Slot and pages go back."""
+    def stop(self, row: Sequence, *, resumes: bool = False) -> None:
+        """Slot and pages go back. `resumes`: what was computed will be wanted again."""
         if row.stage is Stage.PREFILL:
             self.prefill.remove(row)
         else:
             del self.decode[row]
         for key in row.keys[row.num_registered :]:
             self._stop_filling(key, row)
+        if resumes:
+            self._cache.prize(row.keys[: row.num_registered])
         self._cache.release(row)
         self.slots.release(row.slot)
         row.slot, row.pages = 0, []
@@ -128,6 +150,7 @@ class Running:
     def lose_cache(self) -> None:
         """The device's pages are gone: nothing of them is shared again."""
         self._cache.clear()
+        self._tiers.lose_device()
 
     def _key(self, row: Sequence, place: int) -> bytes:
         if place == len(row.keys):

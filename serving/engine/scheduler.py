@@ -19,6 +19,7 @@ from .costs import StepCosts
 from .deadlines import Deadlines
 from .former import BatchFormer
 from .kv_pool import KvPool
+from .kv_tiers import KvTiers
 from .limits import RowLimits
 from .lru_k import LruK
 from .masks import Masks
@@ -49,15 +50,17 @@ class Scheduler:
         max_context: int,
         costs: StepCosts | None = None,
         masks: Masks | None = None,
+        tiers: KvTiers | None = None,
     ) -> None:
-        """`masks`: where constraints are pushed; None: at once, on this thread."""
+        """`masks`: where constraints are pushed; None: at once, on this thread. `tiers` None: what the device keeps."""
         self._config, self._buckets, self._pool = config, buckets, pool
         self._costs, self._masks = costs or StepCosts(), masks or Masks(lambda work: work())
         self._scores = WaitingRows(config.ageing_s)
         self._scoring: dict[Sequence, None] = {}  # dispatched, not read yet
         lru: LruK[bytes] = LruK(correlated_s=config.lru_window_s, max_history=_LRU_HISTORY * pool.total)
-        self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache)
-        self._running = Running(Slots(config.max_slots, buckets.max_pages()), pool, self.cache)
+        self.tiers = tiers or KvTiers.off()
+        self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache, evicted=self.tiers.evicted)
+        self._running = Running(Slots(config.max_slots, buckets.max_pages()), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
         self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
         self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
@@ -99,6 +102,7 @@ class Scheduler:
 
     def check(self, row: Sequence) -> None:
         """ContextLengthExceeded where the row could never run, with the numbers. Any thread may call it."""
+        self.tiers.check(row)
         self._limits.check(row)
         if self.cache.enabled and not self._limits.is_score(row):  # hashed here, on the caller's thread
             row.keys = chain(row.tenant, row.prompt, self._pool.page_size)
@@ -109,6 +113,7 @@ class Scheduler:
         self._num_arrived += 1
         row.rank = now_s + row.priority * self._config.ageing_s
         (self._scores if self._limits.is_score(row) else self._room.waiting).push(row)
+        self._running.arrive(row)
         self._deadlines.push(row)
 
     def cancel(self, row: Sequence, error: ServingError) -> Events:
@@ -166,10 +171,14 @@ class Scheduler:
         has something there starts again with what it has generated."""
         events = [e for r, row in enumerate(step.rows) if row.run == step.runs[r] for e in self.cancel(row, error)]
         if step.touches_kv:
-            for row in [row for row in self._running if row.prefilled > 0]:
-                self._room.stop(row, now_s)
-            self._running.lose_cache()
+            self.lose_cache(now_s)
         return events
+
+    def lose_cache(self, now_s: float) -> None:
+        """The device's KV pages are gone: rows that have something there start again with what they have generated."""
+        for row in [row for row in self._running if row.prefilled > 0]:
+            self._room.stop(row, now_s)
+        self._running.lose_cache()
 
     def end_all(self, error: ServingError) -> Events:
         """End every row that waits or runs."""

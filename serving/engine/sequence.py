@@ -50,6 +50,7 @@ class Sequence:
     stops: frozenset[int]
     constraint: Constraint | None
     mask: NDArray[np.uint32] | None  # of the token after `output`; None while its constraint looks for it
+    profile: str | None = None  # that its prompt is to be kept as, see `profiles`; None once it has been
     arrived_s: float = 0.0
     order: int = 0  # of arrival; no two rows have the same
     turn: float = 0.0  # see `waiting`
@@ -158,6 +159,7 @@ def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
         stops=_NO_STOPS if sampling is None else frozenset(sampling.stop_token_ids),
         constraint=constraint,
         mask=None if constraint is None else _first_mask(index, constraint),
+        profile=job.profile_id,
     )
 
 

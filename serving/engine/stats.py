@@ -29,6 +29,9 @@ class EngineStats:
     preemptions: int = 0  # rows that made room and started again
     cached_tokens: int = 0  # prompt tokens whose prefill the prefix cache saved
     evicted_pages: int = 0
+    host_hit_tokens: int = 0  # prompt tokens whose KV came from host memory, those loaded from the disk included
+    disk_hit_tokens: int = 0
+    bad_profile_files: int = 0
     device_idle_s: float = 0.0  # no step on the device and no work
     device_stall_s: float = 0.0  # work was there and no step on the device: it waited for the host
     # gauges
@@ -40,3 +43,4 @@ class EngineStats:
     pages_used: int = 0  # held by rows
     pages_cached: int = 0  # held by nobody, kept for prompts that start the same
     pages_high_water: int = 0
+    host_bytes: int = 0  # KV pages in host memory

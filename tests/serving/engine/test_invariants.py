@@ -5,6 +5,9 @@ have the same tokens up to its end; after the end: every row ended once (`Turned
 everything is given back, and rows that ended well have the reference's tokens, however often they made room.
 """
 
+import tempfile
+from pathlib import Path
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -13,21 +16,34 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from serving.batch import Kind
 from serving.config import EngineConfig
+from serving.engine.host_tier import HostTier
+from serving.engine.kv_tiers import KvTiers
+from serving.engine.profile_disk import ProfileDisk, Work
+from serving.engine.profiles import Profiles
 from serving.engine.sequence import Sequence
 from serving.types import Prepared, Priority
+from tests.fakes import FakeRunner
 from tests.fakes_engine import TurnedEngine, generate_row
 
 AGEING_S = 1.0
+PAGE_BYTES = 16
 CONFIG = EngineConfig(
     max_slots=4, page_size=4, hard_size=4, soft_size=2, prefill_chunk=8, max_context=64, ageing_s=AGEING_S
 )
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(num_pages=st.integers(17, 40))
-    def start(self, num_pages: int) -> None:
-        self.engine = TurnedEngine(CONFIG, num_pages=num_pages)
+    @initialize(num_pages=st.integers(17, 40), host_pages=st.integers(0, 30), quota_pages=st.integers(10, 20))
+    def start(self, num_pages: int, host_pages: int, quota_pages: int) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        self.disk_work: list[Work] = []
+        self.host_bytes, self.quota_bytes = host_pages * PAGE_BYTES, quota_pages * PAGE_BYTES
+        self.engine = TurnedEngine(CONFIG, num_pages=num_pages, make_tiers=self.make_tiers)
         self.rows: list[tuple[Sequence, tuple[int, ...]]] = []  # with the prompt
+
+    def make_tiers(self, runner: FakeRunner) -> KvTiers:
+        disk = ProfileDisk(Path(self.directory.name), "model", PAGE_BYTES, self.disk_work.append)
+        return KvTiers(HostTier(self.host_bytes), Profiles(PAGE_BYTES, self.quota_bytes), disk, page_size=4)
 
     @rule(
         length=st.integers(1, 40),
@@ -38,6 +54,7 @@ class EngineMachine(RuleBasedStateMachine):
         stop=st.booleans(),
         family=st.integers(0, 2),
         tenant=st.sampled_from(["a", "b"]),
+        profile=st.sampled_from([None, "p", "q"]),
     )
     def submit(
         self,
@@ -49,6 +66,7 @@ class EngineMachine(RuleBasedStateMachine):
         stop: bool,
         family: int,
         tenant: str,
+        profile: str | None,
     ) -> None:
         """Prompts of one family start the same; those of family 0 are all different."""
         deadline_s = None if timeout_s is None else self.engine.clock() + timeout_s
@@ -56,7 +74,11 @@ class EngineMachine(RuleBasedStateMachine):
             p = _prompt(length, 1000 + family if family else len(self.rows))
             stops = tuple(range(0, 320, 7)) if stop else ()
             prepared = generate_row(p, max_tokens, stop_token_ids=stops) if max_tokens else Prepared(p, targets=(3,))
-            (row,) = self.engine.submit(prepared, priority=priority, deadline_s=deadline_s, tenant=tenant)
+            if profile is not None and length // 4 * PAGE_BYTES > min(self.host_bytes or 10**6, self.quota_bytes):
+                profile = None  # refused
+            (row,) = self.engine.submit(
+                prepared, priority=priority, deadline_s=deadline_s, tenant=tenant, profile=profile
+            )
             self.rows.append((row, p))
 
     @rule(turns=st.integers(1, 12))
@@ -78,6 +100,28 @@ class EngineMachine(RuleBasedStateMachine):
     def fault(self, ahead: int, at_submit: bool) -> None:
         steps = self.engine.runner.fail_submit if at_submit else self.engine.runner.fail_result
         steps.add(len(self.engine.runner.batches) + ahead)
+
+    @rule(done=st.booleans())
+    def reads(self, done: bool) -> None:
+        """Whether copies to the host are done before anyone waits."""
+        self.engine.runner.reads_done = done
+
+    @precondition(lambda self: self.disk_work)
+    @rule()
+    def disk(self) -> None:
+        self.disk_work.pop(0)()
+
+    @rule(tenant=st.sampled_from(["a", "b"]), profile=st.sampled_from(["p", "q"]))
+    def delete(self, tenant: str, profile: str) -> None:
+        known = [p.id for p in self.engine.tiers.profiles.of(tenant)]
+        assert self.engine.tiers.delete((tenant, profile)) == (profile in known)
+
+    @invariant()
+    def tiers_keep_to_their_bounds(self) -> None:
+        tiers = self.engine.tiers
+        assert 0 <= tiers.host.num_bytes <= self.host_bytes
+        for tenant in ("a", "b"):
+            assert sum(len(p.keys) for p in tiers.profiles.of(tenant)) * PAGE_BYTES <= self.quota_bytes
 
     @invariant()
     def pages_add_up(self) -> None:
@@ -110,12 +154,18 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.engine.runner.fail_submit.clear()
         self.engine.runner.fail_result.clear()
-        self.engine.run()
+        while not self.engine.loop.idle:
+            self.engine.loop.turn()
+            while self.disk_work:
+                self.disk_work.pop(0)()
+        self.directory.cleanup()
         for row, p in self.rows:
             assert self.engine.ended(row)
             if self.engine.last(row).error is None and row.max_new:
                 assert self.engine.tokens(row) == self.engine.model.generate(p, row.max_new, stop=row.stops)
         assert self.engine.pool.used == 0
+        assert not self.engine.tiers.busy
+        assert not self.engine.tiers.awaits_disk
         assert self.engine.scheduler.num_running == self.engine.scheduler.num_waiting == 0
 
 

@@ -175,7 +175,7 @@ def test_nothing_compiles_and_no_step_copies_the_tables(runner: JaxRunner) -> No
     assert runner.num_compiles == before
     copied = re.compile(rf"= [sfu]32\[{CONFIG.max_slots + 1},\d+\]\S* copy\(")
     for bucket, program in runner._programs.items():
-        assert not copied.findall(program.as_text()), bucket  # type: ignore[attr-defined]
+        assert not copied.findall(program.run.as_text()), bucket  # type: ignore[attr-defined]
 
 
 def test_without_tables_rows_that_need_them_are_refused(model: Transformer) -> None:
