@@ -54,8 +54,9 @@ def _extend(config: EngineConfig, max_context: int, widths: list[int]) -> list[B
         shapes.add((1, MIN_CHUNK_TOKENS))
     shortest = min(longest, MIN_CHUNK_TOKENS)
     shapes.add((max(1, config.prefill_batch_tokens // shortest), shortest))
-    ends = sorted({widths[0], widths[-1]})
-    return [Bucket(Kind.EXTEND, r, t, p) for r, t in sorted(shapes) for p in ends]
+    # A prompt's first chunk sees nothing but itself: attention over its own pages alone is most of what short ones save.
+    own = {t: -(-t // config.page_size) for _, t in shapes}
+    return [Bucket(Kind.EXTEND, r, t, p) for r, t in sorted(shapes) for p in sorted({own[t], widths[0], widths[-1]})]
 
 
 def _decode(config: EngineConfig, widths: list[int]) -> list[Bucket]:
