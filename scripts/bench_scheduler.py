@@ -9,13 +9,15 @@ late in the rows' lives: the cost must not grow with history. Floors: ratio 1, a
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scripts.report import finish, parser
-from serving.batch import NUM_TARGETS, Batch, Bucket, Progress, StepOutput
+from serving.batch import NUM_TARGETS, Batch, Bucket, PendingPages, Progress, StepOutput
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet, derive
 from serving.engine.kv_pool import KvPool
@@ -51,6 +53,14 @@ class NullRunner:
 
     def submit(self, batch: Batch) -> Done:
         return self._outputs[batch.bucket.rows]
+
+    page_bytes, page_copy_s = 0, 0.0
+
+    def read_pages(self, pages: Sequence[int]) -> PendingPages:
+        raise NotImplementedError("no tiers here")
+
+    def write_pages(self, pages: Sequence[int], content: NDArray[np.uint8]) -> None:
+        raise NotImplementedError("no tiers here")
 
     def reset(self) -> None: ...
 

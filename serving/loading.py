@@ -10,6 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 
 from model.chat import ChatTemplate
+from model.fingerprint import fingerprint
 from model.load import load_model
 from model.reasoning import CLOSE, OPEN, ReasoningSplit, opens_reasoning
 from model.sharding import make_mesh, parse_mesh
@@ -45,7 +46,8 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
         )
     max_context = min(config.engine.max_context, model.config.max_position)
     runner = JaxRunner(model, config.engine, max_context=max_context, mesh=mesh)
-    engine = Engine(runner, config.engine, max_context=max_context, clock=clock)
+    mark = f"{fingerprint(directory)} {model.embed_tokens.weight().dtype}"
+    engine = Engine(runner, config.engine, max_context=max_context, clock=clock, fingerprint=mark)
     language = make_language(
         tokenizer,
         chat,
