@@ -17,7 +17,7 @@ from .pipeline.labels import LabelText
 from .pipeline.language import Language
 from .pipeline.pool import EncodePool
 from .pipeline.scoring import ScorePlan, prepare_scores
-from .types import Delta, Input, Job, LatencyClass, Prepared, Priority, Score, Update, Usage
+from .types import Delta, Input, Job, LatencyClass, Prepared, Priority, ProfileInfo, Score, Update, Usage
 
 T = TypeVar("T")
 Listener = Callable[[tuple[Update, ...]], None]
@@ -40,6 +40,10 @@ class Submitter(Protocol):
     def failure(self) -> Exception | None: ...
 
     def submit(self, job: Job, listener: Listener) -> Ticket: ...
+
+    def profiles(self, tenant: str) -> list[ProfileInfo]: ...
+
+    def delete_profile(self, tenant: str, profile_id: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ class Served:
     async def _serve(self) -> None:
         assert self.runner is not None
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self.engine = Engine(self.runner, self.engine_config, max_context=self.language.max_context)
+        self.engine = Engine(self.runner, self.engine_config, max_context=self.language.max_context, fingerprint="fake")
         pool = EncodePool(2)
         self.service = Service(
             self.language,

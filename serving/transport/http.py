@@ -36,8 +36,11 @@ def build_app(context: Context, version: str) -> web.Application:
     app = web.Application(middlewares=[make_middleware(open_routes)], client_max_size=context.config.max_body_bytes)
     app[CONTEXT] = context
     for endpoint in endpoints:
-        add = app.router.add_get if endpoint.method == "GET" else app.router.add_post  # GET answers HEAD too
-        add(endpoint.pattern or endpoint.path, endpoint.handler, expect_handler=_expect)
+        path = endpoint.pattern or endpoint.path
+        if endpoint.method == "GET":  # answers HEAD too
+            app.router.add_get(path, endpoint.handler, expect_handler=_expect)
+        else:
+            app.router.add_route(endpoint.method, path, endpoint.handler, expect_handler=_expect)
     return app
 
 

@@ -9,8 +9,10 @@ from msgspec import Struct
 from .chat import chat_completions
 from .completions import completions
 from .probes import livez, metrics, model, models, readyz
+from .profiles import delete_profile, profiles
 from .schema.chat import ChatIn, ChatOut
 from .schema.completions import CompletionIn, CompletionOut
+from .schema.profiles import ProfileDeleted, ProfileList
 from .schema.score import ScoreIn, ScoreOut
 from .schema.text import DetokenizeIn, DetokenizeOut, Health, ModelList, ModelOut, TokenizeIn, TokenizeOut
 from .score import score
@@ -41,6 +43,8 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", chat_completions, "Answer a conversation.", ChatIn, ChatOut),
     Endpoint("GET", "/v1/models", models, "The served model.", None, ModelList),
     Endpoint("GET", "/v1/models/{id}", model, "One model.", None, ModelOut, pattern="/v1/models/{id:.+}"),
+    Endpoint("GET", "/v1/profiles", profiles, "Your standing contexts.", None, ProfileList),
+    Endpoint("DELETE", "/v1/profiles/{id}", delete_profile, "Forget a standing context.", None, ProfileDeleted),
     Endpoint("POST", "/tokenize", tokenize, "Token ids of a text or a conversation.", TokenizeIn, TokenizeOut),
     Endpoint("POST", "/detokenize", detokenize, "Text of token ids.", DetokenizeIn, DetokenizeOut),
     Endpoint("GET", "/livez", livez, "Whether the process works.", None, Health, open=True),

@@ -9,7 +9,7 @@ from serving.pipeline.generation import GenerationRequest
 from serving.pipeline.labels import LabelText
 from serving.pipeline.pool import EncodePool
 from serving.service import Call, Listener, Service
-from serving.types import Delta, Finish, Job, LatencyClass, Priority, TextInput, TokenLogprob, Update
+from serving.types import Delta, Finish, Job, LatencyClass, Priority, ProfileInfo, TextInput, TokenLogprob, Update
 from tests.fakes import FakeClock
 from tests.fakes_text import byte_language
 
@@ -43,6 +43,12 @@ class FakeEngine:
         self.tickets.append(FakeTicket())
         self.submitted.set()
         return self.tickets[-1]
+
+    def profiles(self, tenant: str) -> list[ProfileInfo]:
+        return []
+
+    def delete_profile(self, tenant: str, profile_id: str) -> bool:
+        return False
 
 
 @dataclass

@@ -10,7 +10,11 @@ TimeoutMs = Annotated[
     int, Meta(ge=1, le=86_400_000, description="Milliseconds from the request's arrival after which it ends with 504.")
 ]
 ProfileId = Annotated[
-    str, Meta(min_length=1, max_length=256, description="A standing context; accepted, not used yet.")
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$(?!\n)",
+        description="A standing context: what prompts under this name start with is kept, and found again later.",
+    ),
 ]
 PriorityName = Literal["urgent", "normal", "low"]
 LatencyName = Literal["score", "interactive", "batch"]
