@@ -46,7 +46,8 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
         )
     max_context = min(config.engine.max_context, model.config.max_position)
     runner = JaxRunner(model, config.engine, max_context=max_context, mesh=mesh)
-    mark = f"{fingerprint(directory)} {model.embed_tokens.weight().dtype}"
+    # Kept pages of one arithmetic have other bits than those of another.
+    mark = f"{fingerprint(directory)} {model.embed_tokens.weight().dtype} {model.arithmetic}"
     engine = Engine(runner, config.engine, max_context=max_context, clock=clock, fingerprint=mark)
     language = make_language(
         tokenizer,
