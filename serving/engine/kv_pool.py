@@ -47,6 +47,9 @@ class KvPool:
     def is_used(self, page: int) -> bool:
         return self._refs[page] > 0
 
+    def num_owners(self, page: int) -> int:
+        return self._refs[page]
+
     def held_by(self, owner: object) -> frozenset[int]:
         return frozenset(self._held.get(owner, ()))
 

@@ -3,13 +3,18 @@
 A prompt comes in when a slot and pages for all of it are free, and takes more pages as it generates. Where a slot or a
 page is lacking, the youngest row of the lowest priority makes room: for a row of a higher class (one that waits for a
 slot or pages) or for an older one (that needs a page to go on). It waits again with what it has generated, in its turn.
+None is stopped where that would not help, nor for a page while another one runs that gives way to it.
 So the oldest row always moves and no deadlock exists; and what has waited for its ageing bound is not stopped for a
 higher class again, so no row is stopped for ever.
 """
 
+from itertools import islice
+
 from .running import Running
 from .sequence import Sequence
 from .waiting import WaitingRows
+
+_LOOK_AHEAD = 32  # rows that are looked at in a turn: more may wait for one prompt
 
 
 class Room:
@@ -25,7 +30,8 @@ class Room:
         for ever behind short ones. Only one whose pages another row, or the disk, will soon bring lets others by."""
         blocked = False
         while not blocked:
-            row = next((row for row in self.waiting.in_order() if not self._running.waits_for_pages(row)), None)
+            first = islice(self.waiting.in_order(), _LOOK_AHEAD)
+            row = next((row for row in first if not self._running.waits_for_pages(row)), None)
             blocked = row is None or not self._make(row, now_s)
             if row is not None and not blocked:
                 self.waiting.start(row)
@@ -38,7 +44,7 @@ class Room:
         lacking = self._running.lacking_page(rows) if rows else []
         for row in sorted(lacking, key=lambda row: (row.rank, row.order)):
             while row.slot and not self._running.available:
-                self.stop(self._running.worst(), now_s)
+                self.stop(self._worst(), now_s)
             if row.slot:
                 self._running.grow(row)
         return [row for row in rows if row.slot] if lacking else rows
@@ -53,13 +59,22 @@ class Room:
 
     def _make(self, row: Sequence, now_s: float) -> bool:
         """Whether `row` can come in, once younger rows of lower priority have made room where that helps."""
-        while not self._fits(row):
-            lower = [other for other in self._running if self._gives_way(other, row)]
-            gain = sum(len(other.pages) for other in lower)
-            if not lower or self._running.pages_needed(row) > self._running.available + gain:
-                return False
-            self.stop(max(lower, key=lambda other: (other.rank, other.order)), now_s)
+        if self._fits(row):
+            return True
+        lower = [other for other in self._running if self._gives_way(other, row)]
+        if not lower or not self._would_fit(row, lower):
+            return False
+        for other in sorted(lower, key=lambda other: (other.rank, other.order), reverse=True):
+            if not self._fits(row):
+                self.stop(other, now_s)
         return True
+
+    def _worst(self) -> Sequence:
+        """The one that makes room for a page: the youngest, but none before those that give way to it."""
+        worst = self._running.worst()
+        while lower := [other for other in self._running if self._gives_way(other, worst)]:
+            worst = max(lower, key=lambda other: (other.rank, other.order))
+        return worst
 
     def _gives_way(self, runs: Sequence, waits: Sequence) -> bool:
         """To a higher class, but not for ever."""
@@ -69,3 +84,9 @@ class Room:
         """A slot, the prompt's pages, and one page for each running row to grow: else it would soon go out again."""
         need = self._running.pages_needed(row) + len(self._running)
         return self._running.slots.free > 0 and need <= self._running.available
+
+    def _would_fit(self, row: Sequence, lower: list[Sequence]) -> bool:
+        """The same without the rows `lower`: none is stopped in vain."""
+        need = self._running.pages_needed(row) + len(self._running) - len(lower)
+        most = self._running.available + sum(len(other.pages) for other in lower)  # the cheap answer first
+        return need <= most and need <= self._running.available + self._running.pages_gained(lower, row)

@@ -7,6 +7,7 @@ a slot, and its pages hold every position that has been dispatched.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -57,12 +58,22 @@ class Running:
             return True
         reusable = self._reusable(row)
         known = len(self._cache.match(reusable))
-        return known < len(reusable) and reusable[known] in self._filling
+        twin = self._filling.get(reusable[known]) if known < len(reusable) else None
+        if twin is None:
+            return False
+        dispatched = twin.prefilled >= (known + 1) * self._pool.page_size
+        return dispatched or _first(twin, row) is twin  # else the others that go before the twin would go before it
 
     def pages_needed(self, row: Sequence) -> int:
         """By how much `available` falls when the row comes in."""
         known = self._cache.match(self._reusable(row))
         return self._pool.pages_for(row.num_prompt) - len(known) + self._cache.num_idle(known)
+
+    def pages_gained(self, rows: list[Sequence], row: Sequence) -> int:
+        """By how much `available` would rise beside `pages_needed(row)` if all of `rows` were stopped."""
+        known = set(self._cache.match(self._reusable(row)))
+        holders = Counter(page for other in rows for page in other.pages)
+        return sum(page not in known and self._pool.num_owners(page) == count for page, count in holders.items())
 
     @property
     def available(self) -> int:
@@ -83,7 +94,7 @@ class Running:
         row.stage = Stage.PREFILL
         insort(self.prefill, row, key=lambda other: (other.rank, other.order))
         for key in reusable[known:]:
-            self._filling.setdefault(key, row)
+            self._filling[key] = _first(row, self._filling.get(key, row))
 
     def _promote(self, row: Sequence, keys: list[bytes], known: int, now_s: float) -> int:
         """Fill the row's pages after the first `known` from the tiers, as far as they have them; how many."""
@@ -161,3 +172,8 @@ class Running:
     def _stop_filling(self, key: bytes, row: Sequence) -> None:
         if self._filling.get(key) is row:
             del self._filling[key]
+
+
+def _first(a: Sequence, b: Sequence) -> Sequence:
+    """The one whose prompt is computed first."""
+    return min(a, b, key=lambda row: (row.rank, row.order))
