@@ -174,6 +174,7 @@ class KvTiers:
         if done.contents is None:
             self.profiles.forget(done.profile)
             return
+        self._from_disk = {key for key in self._from_disk if key in self.host}
         for key, content in reversed(list(zip(done.profile.keys, done.contents, strict=True))):
             if key not in self.host and self.host.put(key, content):
                 self._from_disk.add(key)

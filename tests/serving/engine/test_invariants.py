@@ -33,7 +33,7 @@ CONFIG = EngineConfig(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(num_pages=st.integers(17, 40), host_pages=st.integers(0, 30), quota_pages=st.integers(10, 20))
+    @initialize(num_pages=st.integers(17, 28), host_pages=st.integers(0, 40), quota_pages=st.integers(10, 20))
     def start(self, num_pages: int, host_pages: int, quota_pages: int) -> None:
         self.directory = tempfile.TemporaryDirectory()
         self.disk_work: list[Work] = []
@@ -110,6 +110,25 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def disk(self) -> None:
         self.disk_work.pop(0)()
+
+    @rule()
+    def crowd_out(self) -> None:
+        """Others take all that they may of host memory."""
+        tiers = self.engine.tiers
+        tiers.host.discard([key for tenant in ("a", "b") for p in tiers.profiles.of(tenant) for key in p.keys])
+
+    @rule(number=st.integers(1, 2), turns=st.integers(10, 60))
+    def return_later(self, number: int, turns: int) -> None:
+        """A standing context comes back after others have been through, and everything has settled."""
+        for length, profile in ((40, None), (24, "p")):
+            p = _prompt(length, 1000 + number if profile else 5000 + len(self.rows))
+            fits = min(self.host_bytes, self.quota_bytes) >= 6 * PAGE_BYTES
+            (row,) = self.engine.submit(generate_row(p, 6), tenant="a", profile=profile if fits else None)
+            self.rows.append((row, p))
+            self.engine.clock.advance(2.0)
+            self.turn(turns)
+            while self.disk_work:
+                self.disk()
 
     @rule(tenant=st.sampled_from(["a", "b"]), profile=st.sampled_from(["p", "q"]))
     def delete(self, tenant: str, profile: str) -> None:
