@@ -135,3 +135,56 @@ def test_discard_takes_a_row_out_once() -> None:
     assert not waiting.discard(rows[1])
     assert waiting.num_tokens == 8
     assert waiting.rows() == [rows[0], rows[2]]
+
+
+@given(ARRIVALS, st.data())
+def test_rows_that_leave_before_they_start_change_nothing_for_the_others(
+    arrivals: list[tuple[float, Priority, str, int]], data: st.DataObject
+) -> None:
+    """Against a queue that never had them, whatever starts then."""
+    arrivals = sorted(arrivals, key=lambda a: a[0])
+    first, second = ([row(a, p, length, t) for a, p, t, length in arrivals] for _ in range(2))
+    leave = set(data.draw(st.lists(st.integers(0, max(0, len(first) - 1)))))
+    with_them, without = WaitingRows(1.0), WaitingRows(1.0)
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        b.order = a.order
+        with_them.push(a)
+        if i not in leave:
+            without.push(b)
+    for i in data.draw(st.permutations(sorted(leave & set(range(len(first)))))):
+        assert with_them.discard(first[i])
+    for _ in range(data.draw(st.integers(0, 5))):
+        for waiting in (with_them, without):
+            if (head := waiting.head()) is not None:
+                waiting.start(head)
+    assert [r.order for r in with_them.in_order()] == [r.order for r in without.in_order()]
+
+
+def test_a_tenant_pays_nothing_for_a_flood_that_it_took_back() -> None:
+    waiting = WaitingRows(1.0)
+    waiting.push(row(0.0, length=10, tenant="other"))
+    flood = [row(0.0, length=1000, tenant="t") for _ in range(50)]
+    kept = row(0.0, length=10, tenant="t")
+    for r in [*flood, kept]:
+        waiting.push(r)
+    for _ in range(50):
+        waiting.push(row(0.0, length=10, tenant="other"))
+    for r in flood:
+        waiting.discard(r)
+    late = row(0.0, length=10, tenant="t")
+    waiting.push(late)
+    order = list(waiting.in_order())
+    assert (order.index(kept), order.index(late)) == (1, 3)
+
+
+def test_a_row_that_starts_out_of_turn_is_paid_for() -> None:
+    """The first of its tenant waits for something; the one behind it goes."""
+    waiting = WaitingRows(1.0)
+    rows = [row(0.0, length=10, tenant="t") for _ in range(3)]
+    others = [row(0.0, length=10, tenant="other") for _ in range(3)]
+    for r in [*rows, *others]:
+        waiting.push(r)
+    waiting.start(rows[1])
+    assert list(waiting.in_order()) == [others[0], rows[0], others[1], rows[2], others[2]]
+    waiting.push(rows[1])
+    assert waiting.head() is rows[1]
