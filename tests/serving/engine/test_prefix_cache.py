@@ -115,3 +115,22 @@ def test_random_rows_never_lose_a_page_and_never_find_a_wrong_one(events: list[t
         if let_go:
             cache.release(owner)
         assert pool.used + pool.cached + pool.free == pool.total
+
+
+def test_what_may_be_wanted_again_is_told_before_it_goes() -> None:
+    told: list[tuple[bytes, int]] = []
+    pool = KvPool(9, 4)
+    lru: LruK[bytes] = LruK(correlated_s=1.0, max_history=64)
+    cache = PrefixCache(pool, lru, evicted=lambda key, page: told.append((key, page)))
+    _, twice, prized = (fill(cache, name, 2, 0.0) for name in "abc")
+    cache.share("row", keys("b", 2), 0.5)  # in one burst with the first use
+    cache.release("row")
+    cache.share("row", keys("b", 1), 5.0)
+    cache.release("row")
+    cache.prize([*keys("c", 2), b"unknown"])
+    cache.take("new", 8)
+    assert sorted(told) == sorted([(b"b0", twice[0]), (b"c0", prized[0]), (b"c1", prized[1])])
+    cache.release("new")
+    fill(cache, "c", 2, 9.0)  # prized no more, but used twice by now
+    cache.take("newer", 8)
+    assert {key for key, _ in told[3:]} == {b"c0", b"c1"}
