@@ -48,7 +48,8 @@ def grouped_mlp_reference(
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
     hidden = jax.nn.silu(product("nd,efd->enf", x, gate)) * product("nd,efd->enf", x, up)
     out = product("enf,edf->end", hidden.astype(x.dtype), down)
-    return jnp.einsum("end,ne->nd", out, table).astype(x.dtype)
+    routed = jnp.where(table.T[:, :, None] == 0, 0, out)  # 0 x inf would be NaN
+    return jnp.einsum("end,ne->nd", routed, table).astype(x.dtype)
 
 
 def _loop(
@@ -60,7 +61,8 @@ def _loop(
 
     def add(index: jax.Array, total: jax.Array) -> jax.Array:
         out = _swiglu(x, gate[index], up[index], down[index])
-        return total + out * jax.lax.dynamic_slice_in_dim(table, index, 1, axis=1)
+        weight = jax.lax.dynamic_slice_in_dim(table, index, 1, axis=1)
+        return total + jnp.where(weight == 0, 0, out * weight)  # an overflow where a row is not routed is not its own
 
     def body(index: jax.Array, total: jax.Array) -> jax.Array:
         return jax.lax.cond(used[index], add, lambda _, same: same, index, total)

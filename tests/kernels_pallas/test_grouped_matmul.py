@@ -78,3 +78,15 @@ def test_large_experts_take_the_blocked_product_and_agree():
     want = grouped_mlp(x, experts, weights, *stacks, impl="dense")
     for impl in ("loop", "blocks"):
         np.testing.assert_allclose(grouped_mlp(x, experts, weights, *stacks, impl=impl), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("impl", ["dense", "loop", "blocks"])
+def test_an_expert_that_overflows_harms_only_the_rows_that_are_routed_to_it(impl):
+    x, experts, weights, gate, up, down = case(6, 4, 2)
+    experts[:] = [[0, 1], [0, 2], [1, 2], [3, 0], [3, 1], [1, 2]]
+    down[3] = np.float32(3e38)
+    up[3] *= np.float32(1e30)
+    got = np.asarray(
+        jax.jit(lambda *a: grouped_mlp(*a, impl=impl))(*map(jnp.asarray, (x, experts, weights, gate, up, down)))
+    )
+    assert np.isfinite(got).all(axis=1).tolist() == [True, True, True, False, False, True]
