@@ -130,8 +130,8 @@ class Engine:
         if job.deadline_s is not None and job.deadline_s <= self._clock():
             raise DeadlineExceeded("the deadline passed before the request reached the engine")
         ticket = Ticket(job, listener, self._inbox.cancel)
-        for row in ticket.rows:
-            self._scheduler.check(row)
+        for before, row in zip((None, *ticket.rows), ticket.rows, strict=False):
+            self._scheduler.check(row, before)
         self._inbox.put(ticket, lambda rows, tokens: self._refuse_without_room(ticket, rows, tokens))
         return ticket
 

@@ -50,12 +50,16 @@ class Room:
         return [row for row in rows if row.slot] if lacking else rows
 
     def stop(self, row: Sequence, now_s: float) -> None:
+        """It makes room."""
+        self.num_preempted += 1
+        self.put_back(row, now_s)
+
+    def put_back(self, row: Sequence, now_s: float) -> None:
         """Out, and back in the queue in its turn."""
         self._running.stop(row, resumes=True)
         row.rewind()
         row.queued_s = now_s
         self.waiting.push(row)
-        self.num_preempted += 1
 
     def _make(self, row: Sequence, now_s: float) -> bool:
         """Whether `row` can come in, once younger rows of lower priority have made room where that helps."""

@@ -100,12 +100,14 @@ class Scheduler:
 
     # A row comes, and leaves early
 
-    def check(self, row: Sequence) -> None:
-        """ContextLengthExceeded where the row could never run, with the numbers. Any thread may call it."""
+    def check(self, row: Sequence, before: Sequence | None = None) -> None:
+        """ContextLengthExceeded where the row could never run, with the numbers. Any thread may call it. `before`: a
+        row of its job that passed."""
         self.tiers.check(row)
         self._limits.check(row)
         if self.cache.enabled and not self._limits.is_score(row):  # hashed here, on the caller's thread
-            row.keys = chain(row.tenant, row.prompt, self._pool.page_size)
+            same = before is not None and before.prompt is row.prompt and before.keys
+            row.keys = same.copy() if same else chain(row.tenant, row.prompt, self._pool.page_size)
 
     def submit(self, row: Sequence, now_s: float) -> None:
         """Queue a row that passed `check`."""
@@ -177,7 +179,7 @@ class Scheduler:
     def lose_cache(self, now_s: float) -> None:
         """The device's KV pages are gone: rows that have something there start again with what they have generated."""
         for row in [row for row in self._running if row.prefilled > 0]:
-            self._room.stop(row, now_s)
+            self._room.put_back(row, now_s)
         self._running.lose_cache()
 
     def end_all(self, error: ServingError) -> Events:

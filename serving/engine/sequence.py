@@ -136,18 +136,22 @@ class Sequence:
 def make_sequences(owner: object, job: Job) -> tuple[Sequence, ...]:
     """One sequence a row of `job`. BadRequest names the row whose numbers no step could carry: found here, on the
     caller's thread, they end a request; found while a step is formed they would end the engine."""
-    return tuple(_make(owner, job, index, row) for index, row in enumerate(job.rows))
+    prompts: dict[int, NDArray[np.int32]] = {}  # choices of one prompt share its tokens
+    return tuple(_make(owner, job, index, row, prompts) for index, row in enumerate(job.rows))
 
 
-def _make(owner: object, job: Job, index: int, row: Prepared) -> Sequence:
+def _make(owner: object, job: Job, index: int, row: Prepared, prompts: dict[int, NDArray[np.int32]]) -> Sequence:
     _check(index, row)
+    prompt = prompts.get(id(row.token_ids))
+    if prompt is None:
+        prompt = prompts[id(row.token_ids)] = _int32(index, row.token_ids)
     sampling = row.sampling
     constraint = None if sampling is None else sampling.constraint
     return Sequence(
         owner=owner,
         row=index,
         tenant=job.tenant,
-        prompt=_int32(index, row.token_ids),
+        prompt=prompt,
         num_prompt=len(row.token_ids),
         num_asked=len(row.token_ids),
         sampling=sampling,

@@ -4,11 +4,14 @@ import queue
 import threading
 from collections import defaultdict
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from serving.batch import Batch, Progress
 from serving.config import EngineConfig
 from serving.engine.engine import Engine
+from serving.engine.page_keys import chain
 from serving.errors import (
     BadRequest,
     Cancelled,
@@ -342,3 +345,23 @@ def test_buckets_that_do_not_hold_the_limits_are_refused() -> None:
         Engine(FakeRunner(max_slots=4), CONFIG, max_context=1024)
     with pytest.raises(ValueError, match="128 slots"):
         Engine(FakeRunner(), EngineConfig(max_slots=128), max_context=512)
+
+
+def test_choices_of_one_prompt_are_hashed_once_and_share_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a thousand of them, on the thread that serves every connection."""
+    hashed: list[int] = []
+
+    def counted(tenant: str, tokens: NDArray[np.int32], page_size: int) -> list[bytes]:
+        hashed.append(len(tokens))
+        return chain(tenant, tokens, page_size)
+
+    monkeypatch.setattr("serving.engine.scheduler.chain", counted)
+    engine, answers = started(FakeRunner(max_slots=4)), Answers()
+    prompts = [tuple(range(1, 41)), tuple(range(2, 30))]
+    ticket = engine.submit(job(*(generate(p, n) for p in prompts for n in (2, 3, 4))), answers)
+    answers.wait(6)
+    engine.close()
+    assert hashed == [40, 28]
+    assert len({id(row.prompt) for row in ticket.rows}) == 2
+    for i, p in enumerate(p for p in prompts for _ in range(3)):
+        assert answers.tokens(i) == ToyModel().generate(p, 2 + i % 3)

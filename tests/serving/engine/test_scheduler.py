@@ -562,6 +562,7 @@ def test_a_failed_kv_step_ends_its_own_rows_and_the_others_start_again(where: st
     assert rows[4] not in failed
     assert rows[5] not in failed
     assert engine.runner.num_resets == 1
+    assert engine.scheduler.num_preempted == 0  # nobody made room
     assert engine.pool.used == 0
     (again,) = engine.submit(generate_row(prompt(12), 6))
     engine.run()
