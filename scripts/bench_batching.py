@@ -1,12 +1,12 @@
 """Two batching claims, before and after in one run: python -m scripts.bench_batching [--load 0.8] [--pairs 3]
 
 After: tidegate's engine: dual thresholds, fixed buckets, continuous batching, paged KV. Before: what the design
-documents start from: batches gathered for a fixed 50 ms (or until 16 are there), padded to their longest prompt, decoded
-together until the longest answer is complete, with contiguous KV for the longest prompt and answer of the batch. Both
-run the same compiled device steps over the same trace (data/traces/bursts.csv), at `--load` times the rate that the
-engine sustains when everything is there at once. Prints throughput, p99 latency and peak memory: tokens of KV that are
-reserved, and tokens of the step that runs, padding included, in bytes of KV. Floors: throughput +28 %, memory -42 %, p99
-lower.
+documents start from: batches gathered for a fixed 50 ms (or until 16 are there), padded to their longest prompt,
+decoded together until the longest answer is complete, with contiguous KV for the longest prompt and answer of the
+batch. Both run the same compiled device steps over the same trace (data/traces/bursts.csv), at `--load` times the
+rate that the engine sustains when everything is there at once. Prints throughput, p99 latency and peak memory: tokens
+of KV that are reserved, and tokens of the step that runs, padding included, in bytes of KV. Floors: throughput +28 %,
+memory -42 %, p99 lower.
 """
 
 import csv

@@ -61,7 +61,8 @@ def walked(logits: Sequence[float], *, top_k: int, top_p: float, min_p: float) -
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     order = order[: top_k or len(order)]
     weights = np.exp([logits[i] - logits[order[0]] for i in order])
-    p, mass, kept = weights / weights.sum(), 0.0, []
+    p, mass = weights / weights.sum(), 0.0
+    kept: list[int] = []
     for token, prob in zip(order, p, strict=True):
         if kept and (mass >= top_p or prob < min_p * p[0]):
             break

@@ -54,7 +54,7 @@ def _extend(config: EngineConfig, max_context: int, widths: list[int]) -> list[B
         shapes.add((1, MIN_CHUNK_TOKENS))
     shortest = min(longest, MIN_CHUNK_TOKENS)
     shapes.add((max(1, config.prefill_batch_tokens // shortest), shortest))
-    # A prompt's first chunk sees nothing but itself: attention over its own pages alone is most of what short ones save.
+    # A prompt's first chunk sees nothing but itself: with its own pages alone short prompts cost half.
     own = {t: -(-t // config.page_size) for _, t in shapes}
     return [Bucket(Kind.EXTEND, r, t, p) for r, t in sorted(shapes) for p in sorted({own[t], widths[0], widths[-1]})]
 
