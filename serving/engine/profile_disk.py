@@ -33,7 +33,7 @@ class ProfileDisk:
 
     def __init__(self, directory: Path, fingerprint: str, page_bytes: int, run: Callable[[Work], object]) -> None:
         self._directory, self._fingerprint, self._page_bytes, self._run = directory, fingerprint, page_bytes, run
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(0o700, parents=True, exist_ok=True)  # contexts of users
         self._wake = threading.Condition()
         self._done: list[Loaded] = []
         self.num_out = 0  # loads that have not been collected
