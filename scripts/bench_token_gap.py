@@ -1,0 +1,101 @@
+"""Does a long prompt stall the streams? python -m scripts.bench_token_gap MODEL [--streams 16] [--prompt 4000]
+
+Starts a server on MODEL (a directory; `python -m scripts.make_bench_ckpt llama DIR --layers 4` makes one), keeps
+`--streams` streams running and sends one long prompt among them. Prints the median and the worst time between two
+tokens of a stream, from the long prompt's arrival to its first token and without it, and the share of the time in which
+the device waited for the host. Floors: worst gap below 3 times the median, stall ratio below 5 %.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import re
+import statistics
+import sys
+import time
+from typing import Any
+
+import aiohttp
+
+from scripts.bench_serving import server
+from scripts.report import finish, parser
+
+RATIO, STALL = 3.0, 0.05
+
+
+def prompt_of(seed: int, length: int, vocabulary: int) -> list[int]:
+    draw = random.Random(seed)  # noqa: S311
+    return [draw.randrange(300, vocabulary) for _ in range(length)]
+
+
+async def stream(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> list[float]:
+    """When each token came."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    times: list[float] = []
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                times.append(time.perf_counter())
+    return times
+
+
+def gaps(streams: list[list[float]], start: float, end: float) -> list[float]:
+    """Between two tokens of one stream, the later one in the interval."""
+    return [b - a for times in streams for a, b in itertools.pairwise(times) if start < b <= end]
+
+
+async def measure(url: str, args: Any) -> list[dict[str, Any]]:
+    timeout = aiohttp.ClientTimeout(total=900)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        await stream(session, url, prompt_of(0, args.prompt, args.vocabulary), 2)  # the server learns what steps take
+        running = [
+            asyncio.create_task(stream(session, url, prompt_of(1 + i, 32, args.vocabulary), args.tokens))
+            for i in range(args.streams)
+        ]
+        await asyncio.sleep(args.alone)
+        sent = time.perf_counter()
+        (first, *_) = await stream(session, url, prompt_of(99, args.prompt, args.vocabulary), 4)
+        streams = await asyncio.gather(*running)
+        async with session.get(f"{url}/metrics") as response:
+            stall = float(re.findall(r"^tidegate_engine_stall_ratio (\S+)$", await response.text(), re.M)[0])
+    begun = max(times[2] for times in streams)
+    report = []
+    for name, start, end in (("without", begun, sent), ("with the long prompt", sent, first)):
+        found = gaps(streams, start, end)
+        median, worst = statistics.median(found), max(found)
+        report.append(
+            {
+                "run": name,
+                "gaps": len(found),
+                "median_ms": median * 1e3,
+                "worst_ms": worst * 1e3,
+                "ratio": worst / median,
+            }
+        )
+    return [*report, {"run": "all", "ttft_long_s": first - sent, "stall_ratio": stall}]
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("model", help="a model directory with a context of 4,096 tokens")
+    options.add_argument("--streams", type=int, default=16, help="streams that run (default %(default)s)")
+    options.add_argument("--tokens", type=int, default=300, help="of each stream (default %(default)s)")
+    options.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt (default %(default)s)")
+    options.add_argument("--vocabulary", type=int, default=20_000, help="ids are below it (default %(default)s)")
+    options.add_argument("--alone", type=float, default=8.0, help="seconds of streams before it (default %(default)s)")
+    options.add_argument("--port", type=int, default=8767, help="of the server under test (default %(default)s)")
+    args = options.parse_args()
+    with server(args.model, args.port, -1) as url:
+        report = asyncio.run(measure(url, args))
+    ratio, stall = report[1]["ratio"], report[-1]["stall_ratio"]
+    figure = (
+        f"worst over median token gap of {args.streams} streams beside a {args.prompt}-token prompt: {ratio:.2f} "
+        f"(floor {RATIO}); stall ratio {stall:.3f} (floor {STALL})"
+    )
+    return finish(report, figure, ok=ratio < RATIO and stall < STALL, as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
