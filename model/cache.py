@@ -8,7 +8,6 @@ that attention needs. The pools are donated to the step and returned from it.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -78,7 +77,3 @@ def read(pool: Pool, view: PageView) -> Float[Array, "b s width"]:
 def causal_mask(positions: Int[Array, "b t"], num_keys: int) -> Bool[Array, "b t s"]:
     """Key s is visible to the query at position p iff s <= p."""
     return jnp.arange(num_keys)[None, None, :] <= positions[..., None]
-
-
-def tree_bytes(cache: tuple[Pool, ...]) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
