@@ -42,7 +42,7 @@ class Room:
     def with_pages(self, rows: list[Sequence], now_s: float) -> list[Sequence]:
         """Those of the running `rows` that have a page for their next token, once the youngest have made room."""
         lacking = self._running.lacking_page(rows) if rows else []
-        for row in sorted(lacking, key=lambda row: (row.rank, row.order)):
+        for row in sorted(lacking, key=lambda row: row.rank):
             while row.slot and not self._running.available:
                 self.stop(self._worst(), now_s)
             if row.slot:
@@ -68,7 +68,7 @@ class Room:
         lower = [other for other in self._running if self._gives_way(other, row)]
         if not lower or not self._would_fit(row, lower):
             return False
-        for other in sorted(lower, key=lambda other: (other.rank, other.order), reverse=True):
+        for other in sorted(lower, key=lambda other: other.rank, reverse=True):
             if not self._fits(row):
                 self.stop(other, now_s)
         return True
@@ -77,7 +77,7 @@ class Room:
         """The one that makes room for a page: the youngest, but none before those that give way to it."""
         worst = self._running.worst()
         while lower := [other for other in self._running if self._gives_way(other, worst)]:
-            worst = max(lower, key=lambda other: (other.rank, other.order))
+            worst = max(lower, key=lambda other: other.rank)
         return worst
 
     def _gives_way(self, runs: Sequence, waits: Sequence) -> bool:

@@ -43,7 +43,7 @@ class Running:
 
     def worst(self) -> Sequence:
         """The one that makes room first: the youngest of the lowest priority, as ageing has it."""
-        return max(self, key=lambda row: (row.rank, row.order))
+        return max(self, key=lambda row: row.rank)
 
     # Coming
 
@@ -92,7 +92,7 @@ class Running:
             row.num_cached = row.num_shared
         row.slot = self.slots.assign(row, row.pages)
         row.stage = Stage.PREFILL
-        insort(self.prefill, row, key=lambda other: (other.rank, other.order))
+        insort(self.prefill, row, key=lambda other: other.rank)
         for key in reusable[known:]:
             self._filling[key] = _first(row, self._filling.get(key, row))
 
@@ -176,4 +176,4 @@ class Running:
 
 def _first(a: Sequence, b: Sequence) -> Sequence:
     """The one whose prompt is computed first."""
-    return min(a, b, key=lambda row: (row.rank, row.order))
+    return min(a, b, key=lambda row: row.rank)

@@ -113,7 +113,7 @@ class Scheduler:
         """Queue a row that passed `check`."""
         row.arrived_s, row.queued_s, row.order = now_s, now_s, self._num_arrived
         self._num_arrived += 1
-        row.rank = now_s + row.priority * self._config.ageing_s
+        row.rank = (now_s + row.priority * self._config.ageing_s, row.order)
         (self._scores if self._limits.is_score(row) else self._room.waiting).push(row)
         self._running.arrive(row)
         self._deadlines.push(row)

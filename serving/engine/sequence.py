@@ -54,7 +54,7 @@ class Sequence:
     arrived_s: float = 0.0
     order: int = 0  # of arrival; no two rows have the same
     turn: float = 0.0  # see `waiting`
-    rank: float = 0.0  # arrival aged by priority: the smallest goes first, the largest makes room
+    rank: tuple[float, int] = (0.0, 0)  # arrival aged by priority, order: the smallest first, the largest makes room
     started: bool = False
     queued_s: float = 0.0  # when it last began to wait
     waited_s: float = 0.0  # in all, up to its last start
