@@ -3,8 +3,8 @@
 Stands between the scheduler and the pool: rows take, share and release pages here. A page is registered under its key
 (see `page_keys`) once the step that filled it was read and was finite; when no row uses it any more it stays, cached,
 until its room is needed, and goes by LRU-K, the tail of a chain before its head; what may be wanted again is told to
-`evicted` first. Two rows that compute the same page at
-the same time each keep their own; the first one's is shared later. Invariant: a registered page never changes.
+`evicted` first. Two rows that compute the same page at the same time each keep their own; the first one's is shared
+later. Invariant: a registered page never changes.
 """
 
 from collections.abc import Callable, Iterable
