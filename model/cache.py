@@ -25,17 +25,21 @@ def cache_width(attention: AttentionConfig) -> int:
     return 2 * attention.num_kv_heads * attention.head_dim
 
 
-def page_bytes(config: ModelConfig, page_size: int, dtype: DTypeLike) -> int:
-    """Bytes of one page over all layers."""
-    width = sum(cache_width(layer.attention) for layer in config.layers)
-    return width * page_size * jnp.dtype(dtype).itemsize
+def page_bytes(config: ModelConfig, page_size: int, dtype: DTypeLike, *, mtp: bool = False) -> int:
+    """Bytes of one page over all layers that `init_cache` makes pools for."""
+    return sum(_widths(config, mtp)) * page_size * jnp.dtype(dtype).itemsize
 
 
-def init_cache(config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike) -> tuple[Pool, ...]:
-    """Zeroed pools, one a layer, [num_pages, page_size, width]."""
-    return tuple(
-        jnp.zeros((num_pages, page_size, cache_width(layer.attention)), dtype=dtype) for layer in config.layers
-    )
+def init_cache(
+    config: ModelConfig, num_pages: int, page_size: int, dtype: DTypeLike, *, mtp: bool = False
+) -> tuple[Pool, ...]:
+    """Zeroed pools, one a layer, [num_pages, page_size, width]. `mtp`: one more at the end, for the MTP layer."""
+    return tuple(jnp.zeros((num_pages, page_size, width), dtype=dtype) for width in _widths(config, mtp))
+
+
+def _widths(config: ModelConfig, mtp: bool) -> list[int]:
+    layers = (*config.layers, *config.mtp_layers[:1]) if mtp else config.layers
+    return [cache_width(layer.attention) for layer in layers]
 
 
 class PageView(NamedTuple):

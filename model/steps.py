@@ -1,4 +1,4 @@
-"""The three device steps of serving, as pure functions: score, extend, decode.
+"""The device steps of serving, as pure functions: score, extend, decode; `speculate` has the fourth.
 
 Each takes a model, what it keeps on the device (cache pools and the last sampled token of every slot) and the arrays of
 one batch, and returns the new device state and the outputs. The runner compiles them once per bucket; `check` runs the
@@ -36,19 +36,28 @@ class StepInput(NamedTuple):
     adjust: Adjust | None = None  # None where the state has no tables
 
 
+class Drafts(NamedTuple):
+    """What the device alone knows while steps that may accept a draft are on their way, by slot."""
+
+    position: Int[Array, " slots"]  # of the last token
+    token: Int[Array, " slots"]  # a guess of the one after it; -1: none
+
+
 class DeviceState(NamedTuple):
     """What stays on the device between steps; donated to each step and returned from it.
 
-    `tables` None: this server adjusts no logits; the same for all steps of a state.
+    `tables` None: this server adjusts no logits; `drafts` None: it does not speculate, else the last pool is the MTP
+    layer's. The same for all steps of a state.
     """
 
     pools: tuple[Pool, ...]
     last_token: Int[Array, " slots"]  # the token sampled last in each slot; slot 0 takes the writes of padding
     tables: Tables | None = None
+    drafts: Drafts | None = None
 
 
 class StepOutputs(NamedTuple):
-    """serving.batch.StepOutput on the device."""
+    """serving.batch.StepOutput on the device. `drafted`, `accepted`: of a speculative step alone."""
 
     token: Int[Array, " b"]
     logprob: Float[Array, " b"]
@@ -59,6 +68,8 @@ class StepOutputs(NamedTuple):
     prompt_logprobs: Float[Array, "b t"]
     prompt_top_ids: Int[Array, "b t k"]
     prompt_top_logprobs: Float[Array, "b t k"]
+    drafted: Bool[Array, " b"] | None = None
+    accepted: Bool[Array, " b"] | None = None
 
 
 def score_step(model: Transformer, batch: StepInput, *, num_top: int) -> StepOutputs:
@@ -72,20 +83,27 @@ def extend_step(
 ) -> tuple[DeviceState, StepOutputs]:
     """One chunk of each prompt into the cache; samples after its last token into the row's slot."""
     view = PageView(batch.page_table, _positions(batch), batch.length)
-    hidden, pools = model.hidden_paged(batch.tokens, view, state.pools)
+    hidden, pools = model.hidden_paged(batch.tokens, view, state.pools[: len(model.layers)])
     out = _outputs(model, hidden, batch, num_top, state.tables)
-    tables = state.tables
+    tables, drafts = state.tables, state.drafts
     if tables is not None and batch.adjust is not None:
         tables = count(tables, batch.adjust, out.token)
-    return DeviceState(pools, state.last_token.at[batch.slot].set(out.token), tables), out
+    if drafts is not None:
+        following = _following(batch, jnp.where(batch.next_token > 0, batch.next_token, out.token))
+        pools = (*pools, model.mtp_paged(hidden, following, view, state.pools[-1])[1])
+        position = jnp.where(batch.length > 0, batch.start + batch.length, 0)
+        drafts = Drafts(drafts.position.at[batch.slot].set(position), drafts.token.at[batch.slot].set(-1))
+    return DeviceState(pools, state.last_token.at[batch.slot].set(out.token), tables, drafts), out
 
 
 def decode_step(
     model: Transformer, state: DeviceState, batch: StepInput, *, num_top: int
 ) -> tuple[DeviceState, StepOutputs]:
-    """One token of each row: the one sampled last in its slot, at position start[r]."""
-    tokens = state.last_token[batch.slot][:, None]
-    return extend_step(model, state, batch._replace(tokens=tokens), num_top=num_top)
+    """One token of each row: the one sampled last in its slot, at position start[r], or where the device has it."""
+    tokens, start = state.last_token[batch.slot][:, None], batch.start
+    if state.drafts is not None:
+        start = jnp.where(batch.length > 0, state.drafts.position[batch.slot], 0)
+    return extend_step(model, state, batch._replace(tokens=tokens, start=start), num_top=num_top)
 
 
 def _positions(batch: StepInput) -> Int[Array, "b t"]:
@@ -98,13 +116,8 @@ def _outputs(
     last = jnp.maximum(batch.length - 1, 0)
     logits = model.logits(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
     logprobs = model.arithmetic.rows(jax.nn.log_softmax, logits)
-
-    def draw(raw: jax.Array, sampling: Sampling, positions: jax.Array, adjust: Adjust | None) -> jax.Array:
-        wanted = raw if tables is None or adjust is None else adjusted(raw, tables, adjust)
-        return sample(wanted, sampling, positions)
-
-    token = model.arithmetic.rows(draw, logits, batch.sampling, batch.start + batch.length, batch.adjust)
-    top_logprobs, top_ids = _top_if(batch.want_top, logprobs, num_top)
+    token = draw(model, logits, batch, batch.start + batch.length, tables)
+    top_logprobs, top_ids = top_if(batch.want_top, logprobs, num_top)
     prompt = _prompt_logprobs(model, hidden, batch, num_top)
     return StepOutputs(
         token=token,
@@ -119,6 +132,30 @@ def _outputs(
     )
 
 
+def draw(
+    model: Transformer,
+    logits: Float[Array, "b v"],
+    batch: StepInput,
+    positions: Int[Array, " b"],
+    tables: Tables | None,
+) -> Int[Array, " b"]:
+    """The token for these positions of the batch's rows: fixed by logits, seed, position and the row's tables."""
+
+    def choose(raw: jax.Array, sampling: Sampling, positions: jax.Array, adjust: Adjust | None) -> jax.Array:
+        wanted = raw if tables is None or adjust is None else adjusted(raw, tables, adjust)
+        return sample(wanted, sampling, positions)
+
+    token: Int[Array, " b"] = model.arithmetic.rows(choose, logits, batch.sampling, positions, batch.adjust)
+    return token
+
+
+def _following(batch: StepInput, last: Int[Array, " b"]) -> Int[Array, "b t"]:
+    """The token after each of the chunk's; `last`: after its last one."""
+    following = jnp.concatenate([batch.tokens[:, 1:], last[:, None]], axis=1)
+    at_end = jnp.arange(following.shape[1])[None, :] == batch.length[:, None] - 1
+    return jnp.where(at_end, last[:, None], following)
+
+
 def _top(logprobs: Float[Array, "n v"], num_top: int) -> tuple[Float[Array, "n k"], Int[Array, "n k"]]:
     """The most likely tokens; a vocabulary smaller than num_top is padded with -inf."""
     values, ids = jax.lax.top_k(logprobs, min(num_top, logprobs.shape[-1]))
@@ -126,9 +163,11 @@ def _top(logprobs: Float[Array, "n v"], num_top: int) -> tuple[Float[Array, "n k
     return jnp.pad(values, pad, constant_values=-jnp.inf), jnp.pad(ids, pad)
 
 
-def _top_if(
+def top_if(
     wanted: Bool[Array, ""], logprobs: Float[Array, "n v"], num_top: int
 ) -> tuple[Float[Array, "n k"], Int[Array, "n k"]]:
+    """`_top`, or zeros where nobody wants it."""
+
     def nothing(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         shape = (rows.shape[0], num_top)
         return jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
@@ -142,9 +181,7 @@ def _prompt_logprobs(
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t k"], Int[Array, "b t k"]]:
     """Log-probability of the token after each position; logits exist for LOGIT_ROWS positions at a time."""
     (b, t, d), rows = hidden.shape, LOGIT_ROWS
-    following = jnp.concatenate([batch.tokens[:, 1:], batch.next_token[:, None]], axis=1)
-    at_end = jnp.arange(t)[None, :] == batch.length[:, None] - 1
-    following = jnp.where(at_end, batch.next_token[:, None], following)
+    following = _following(batch, batch.next_token)
     pad = -(b * t) % rows
     flat = jnp.pad(hidden.reshape(-1, d), ((0, pad), (0, 0))).reshape(-1, rows, d)
     wanted_ids = jnp.pad(following.reshape(-1), (0, pad)).reshape(-1, rows)

@@ -58,7 +58,7 @@ class DecoderLayer(nnx.Module):
             return self.self_attn.project(self.input_layernorm(x), table)
 
         def attend(x: jax.Array, q: Any, page_table: jax.Array, positions: jax.Array) -> jax.Array:
-            keys = KeyBlocks(pool, page_table, positions[:, 0], arithmetic.key_block)
+            keys = KeyBlocks(pool, page_table, positions, positions[:, 0] + 1, arithmetic.key_block)
             return self._feed_forward(x + self.self_attn.over_blocks(q, keys), arithmetic.moe_impl)
 
         q, kv = arithmetic.rows(project, x, table, count=count)
@@ -184,6 +184,20 @@ class Transformer(nnx.Module):
         if self.lm_head is not None:
             return self.lm_head(hidden).astype(jnp.float32)
         return (hidden @ self.embed_tokens.weight().T).astype(jnp.float32)
+
+    def mtp_paged(
+        self, hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"], view: PageView, pool: Pool
+    ) -> tuple[Float[Array, "b t d"], Pool]:
+        """The first MTP layer over its own paged cache, with the new cache; `logits` of the result are its prediction.
+
+        `hidden` and `tokens` as in `mtp_logits`, at the view's positions. Where only the cache is used the compiler
+        leaves out all but the keys and values. Always the fast arithmetic.
+        """
+        layer = self.mtp[0]
+        table = rope_table(self.config.mtp_layers[0].attention.rope, view.positions)
+        x, written = self._run(layer, layer.join(self.embed_tokens(tokens), hidden), table, LayerCache(pool, view))
+        assert written is not None
+        return layer.shared_head.norm(x), written
 
     def mtp_logits(self, hidden: Float[Array, "b t d"], tokens: Int[Array, "b t"]) -> Float[Array, "b t v"]:
         """The first MTP layer's prediction of the token after next.

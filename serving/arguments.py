@@ -41,6 +41,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--template", metavar="FILE", help="a row template (default: template.toml beside the model)")
     add("--max-context", metavar="N", help="prompt and generated tokens at most")
     add("--deterministic", action="store_const", const=True, help="the same bits whatever else is served; slower")
+    add("--speculate", action="store_const", const=True, help="draft tokens with the model's MTP layer")
     add("--simulate-devices", metavar="N", help="pretend that the CPU is N devices")
     add("--compile-cache", metavar="DIR", help="where compiled programs are kept; off: nowhere")
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="any key of the configuration, dotted")

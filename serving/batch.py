@@ -22,11 +22,13 @@ class Kind(StrEnum):
     SCORE = "score"  # a whole prompt, no KV cache: label scoring and prompt log-probabilities
     EXTEND = "extend"  # a chunk of a prompt, into the paged KV cache; samples after its last token
     DECODE = "decode"  # one token a row, the one that the device sampled last in this row's slot
+    SPECULATE = "speculate"  # the same and, behind it, the device's draft of the next one: one token more or two
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """One compiled shape. `tokens` is per row (1 for decode); `pages` is the width of the page table (0 for score)."""
+    """One compiled shape. `tokens` is per row (1 for decode, 2 for speculate); `pages` is the width of the page table
+    (0 for score)."""
 
     kind: Kind
     rows: int
@@ -37,9 +39,9 @@ class Bucket:
 @dataclass(frozen=True, slots=True)
 class Batch:
     bucket: Bucket
-    tokens: NDArray[np.int32]  # [rows, tokens]; ignored in decode
-    start: NDArray[np.int32]  # [rows] position of the row's first token
-    length: NDArray[np.int32]  # [rows] valid tokens of the row in this step; 0: padding
+    tokens: NDArray[np.int32]  # [rows, tokens]; ignored in decode and speculate
+    start: NDArray[np.int32]  # [rows] position of the row's first token; at most, where the device speculates
+    length: NDArray[np.int32]  # [rows] valid tokens of the row in this step; 0: padding; speculate: 2, 1: no draft
     next_token: NDArray[np.int32]  # [rows] the prompt token that follows this chunk; 0 after the last one
     page_table: NDArray[np.int32]  # [rows, pages] pages in order of position; 0 beyond the row's own
     slot: NDArray[np.int32]  # [rows] where the sampled token is kept for the next decode; 0: nowhere
@@ -85,7 +87,10 @@ class SlotMask:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Host copies. Arrays that the batch did not ask for (want_top, want_prompt) are None, never fetched."""
+    """Host copies. Arrays that the batch did not ask for (want_top, want_prompt) are None, never fetched.
+
+    A speculative step has twice the bucket's rows here: row r follows the last token, row bucket.rows + r the draft.
+    """
 
     token: NDArray[np.int32]  # [rows] sampled after the last valid token
     logprob: NDArray[np.float32]  # [rows] its log-probability (before temperature and truncation)
@@ -98,6 +103,8 @@ class StepOutput:
     )  # [rows, tokens]; [r, i]: of token i+1 of the chunk, given those up to i; [r, length-1]: of next_token
     prompt_top_ids: NDArray[np.int32] | None  # [rows, tokens, NUM_TOP]
     prompt_top_logprobs: NDArray[np.float32] | None  # [rows, tokens, NUM_TOP]
+    drafted: NDArray[np.bool_] | None = None  # [2 rows] of a speculative step: row r had a draft
+    accepted: NDArray[np.bool_] | None = None  # [2 rows] it was token[r]: token[bucket.rows + r] counts too
 
 
 class Pending(Protocol):

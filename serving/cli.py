@@ -33,6 +33,7 @@ _FLAGS = {  # argparse destination -> dotted key
     "template": "model.template",
     "max_context": "engine.max_context",
     "deterministic": "engine.deterministic",
+    "speculate": "engine.speculate",
     "host": "server.host",
     "port": "server.port",
     "compile_cache": "runtime.compile_cache",

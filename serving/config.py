@@ -68,6 +68,16 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "request is cut into steps; one device, slower (python -m scripts.check_determinism)"
         ),
     ] = False
+    speculate: Annotated[
+        bool,
+        Meta(
+            description="let the model's MTP layer guess the token after next, and check the guess with the next step: "
+            "the same text in fewer steps where few rows generate (python -m scripts.bench_speculative)"
+        ),
+    ] = False
+    speculate_rows: Annotated[
+        int, Meta(ge=1, description="while at most so many rows generate: then a step's cost hardly grows by guesses")
+    ] = 8
     ageing_s: Annotated[
         float, Meta(gt=0, description="a row that has waited this much longer goes before the next higher priority")
     ] = 1.0

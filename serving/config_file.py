@@ -133,6 +133,8 @@ def _contradictions(config: Config) -> list[str]:
         )
     if config.engine.deterministic and config.model.mesh:
         problems.append("engine.deterministic: one device only; leave model.mesh empty")
+    if config.engine.deterministic and config.engine.speculate:
+        problems.append("engine.speculate: guesses are checked two at a time; not with engine.deterministic")
     hashes = [key.sha256 for key in config.auth.keys]
     if len(set(hashes)) != len(hashes):
         problems.append("auth.keys: the same sha256 is there twice")

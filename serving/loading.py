@@ -46,8 +46,9 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
         )
     max_context = min(config.engine.max_context, model.config.max_position)
     runner = JaxRunner(model, config.engine, max_context=max_context, mesh=mesh)
-    # Kept pages of one arithmetic have other bits than those of another.
+    # Kept pages of one arithmetic have other bits than those of another; with an MTP layer's part they are larger.
     mark = f"{fingerprint(directory)} {model.embed_tokens.weight().dtype} {model.arithmetic}"
+    mark += " mtp" if config.engine.speculate else ""
     engine = Engine(runner, config.engine, max_context=max_context, clock=clock, fingerprint=mark)
     language = make_language(
         tokenizer,

@@ -3,7 +3,8 @@
 FakeRunner keeps the tokens of a sequence in its KV pages and reads them back through the page table, so an engine that
 mixes up pages, slots or positions gets other tokens than `ToyModel.generate`, which is the reference. Faults: steps
 that raise at submit or at result (a KV step that raises loses the cache until `reset`, as donated buffers do), prompts
-whose logits are not finite, results held back until `release`.
+whose logits are not finite, results held back until `release`. With `speculate_rows` it speculates: the position of a
+row and the draft of its next token are the device's, and `draft_rate` of the drafts are right.
 """
 
 import threading
@@ -103,8 +104,8 @@ class ToyModel:
         return context[len(prompt) :]
 
 
-def default_buckets(page_size: int, max_context: int) -> tuple[Bucket, ...]:
-    """A few of each kind, up to `max_context` tokens and 64 rows."""
+def default_buckets(page_size: int, max_context: int, speculate_rows: int = 0) -> tuple[Bucket, ...]:
+    """A few of each kind, up to `max_context` tokens and 64 rows. `speculate_rows` 0: none that speculates."""
     pages = -(-max_context // page_size)
     score = [
         Bucket(Kind.SCORE, r, t, 0)
@@ -113,7 +114,9 @@ def default_buckets(page_size: int, max_context: int) -> tuple[Bucket, ...]:
     ]
     extend = [Bucket(Kind.EXTEND, r, t, pages) for r, t in ((1, 64), (4, 64), (1, 256))]
     decode = [Bucket(Kind.DECODE, r, 1, p) for r in (1, 4, 16, 64) for p in (max(1, pages // 4), pages)]
-    return tuple(score + extend + decode)
+    rows = sorted({1, speculate_rows}) if speculate_rows else []
+    speculate = [Bucket(Kind.SPECULATE, r, 2, p) for r in rows for p in (max(1, pages // 4), pages)]
+    return tuple(score + extend + decode + speculate)
 
 
 class FakeRunner:
@@ -131,9 +134,12 @@ class FakeRunner:
         fail_submit: Iterable[int] = (),
         fail_result: Iterable[int] = (),
         held: bool = False,
+        speculate_rows: int = 0,
+        draft_rate: float = 0.7,
     ) -> None:
         self.model = model or ToyModel()
-        self._buckets = tuple(buckets or default_buckets(page_size, max_context))
+        self._buckets = tuple(buckets or default_buckets(page_size, max_context, speculate_rows))
+        self._draft_rate = draft_rate
         self._page_size, self._num_pages, self._max_slots = page_size, num_pages, max_slots
         self.fail_submit, self.fail_result = set(fail_submit), set(fail_result)
         self.batches: list[Batch] = []
@@ -190,6 +196,8 @@ class FakeRunner:
     def reset(self) -> None:
         self._kv = np.full((self._num_pages, self._page_size), -1, np.int32)
         self._slots = np.full(self._max_slots + 1, -1, np.int32)
+        self._positions = np.full(self._max_slots + 1, -1, np.int32)
+        self._drafts = np.full(self._max_slots + 1, -1, np.int32)
         self._tables = FakeTables()
         self._lost = False
         self.num_resets += 1
@@ -238,44 +246,77 @@ class FakeRunner:
         b = batch.bucket
         v = min(NUM_TOP, self.model.vocab_size)
         want_prompt = bool(batch.want_prompt)
+        speculates = b.kind is Kind.SPECULATE
+        rows = 2 * b.rows if speculates else b.rows
         out = StepOutput(
-            token=np.zeros(b.rows, np.int32),
-            logprob=np.zeros(b.rows, np.float32),
-            target_logprobs=np.zeros((b.rows, NUM_TARGETS), np.float32),
-            finite=np.ones(b.rows, np.bool_),
-            top_ids=np.zeros((b.rows, v), np.int32) if batch.want_top else None,
-            top_logprobs=np.zeros((b.rows, v), np.float32) if batch.want_top else None,
+            token=np.full(rows, -5, np.int32),
+            logprob=np.full(rows, np.nan, np.float32),
+            target_logprobs=np.zeros((rows, NUM_TARGETS), np.float32),
+            finite=np.zeros(rows, np.bool_),
+            top_ids=np.zeros((rows, v), np.int32) if batch.want_top else None,
+            top_logprobs=np.zeros((rows, v), np.float32) if batch.want_top else None,
             prompt_logprobs=np.zeros((b.rows, b.tokens), np.float32) if want_prompt else None,
             prompt_top_ids=np.zeros((b.rows, b.tokens, v), np.int32) if want_prompt else None,
             prompt_top_logprobs=np.zeros((b.rows, b.tokens, v), np.float32) if want_prompt else None,
+            drafted=np.zeros(rows, np.bool_) if speculates else None,
+            accepted=np.zeros(rows, np.bool_) if speculates else None,
         )
-        for r in range(b.rows):
-            if batch.length[r] > 0:
+        for r in np.flatnonzero(batch.length > 0).tolist():
+            if speculates:
+                self._speculate_row(batch, r, out)
+            else:
                 self._run_row(batch, r, out)
         return out
 
     def _run_row(self, batch: Batch, r: int, out: StepOutput) -> None:
         context = self._context(batch, r)
+        token = self._emit(batch, r, r, context, out)
+        if slot := batch.slot[r]:
+            self._slots[slot], self._positions[slot], self._drafts[slot] = token, len(context), -1
+        if out.prompt_logprobs is not None:
+            self._prompt_row(batch, r, context, out)
+
+    def _speculate_row(self, batch: Batch, r: int, out: StepOutput) -> None:
+        """As the device does it: both tokens are written, whatever becomes of the second."""
+        assert out.drafted is not None
+        assert out.accepted is not None
+        slot, length = int(batch.slot[r]), int(batch.length[r])
+        draft = int(self._drafts[slot])
+        context = self._through_pages(batch, r, self._place(batch, r), [int(self._slots[slot]), draft][:length])
+        context = context[: len(context) - length + 1]
+        token = self._emit(batch, r, r, context, out)
+        context.append(token)
+        out.drafted[r] = length == 2 and draft >= 0
+        out.accepted[r] = out.drafted[r] and draft == token
+        if out.accepted[r]:
+            token = self._emit(batch, r, batch.bucket.rows + r, context, out)
+            context.append(token)
+        right = zlib.crc32(np.asarray(context).tobytes()) % 1000 < 1000 * self._draft_rate
+        guess = self._sample(batch, r, context, self.model.logprobs(context))
+        self._slots[slot], self._positions[slot] = token, len(context) - 1
+        self._drafts[slot] = guess if right else (guess + 1) % self.model.vocab_size
+
+    def _emit(self, batch: Batch, r: int, place: int, context: list[int], out: StepOutput) -> int:
+        """Sample after `context` for row r, into row `place` of the output."""
         logprobs = self.model.logprobs(context)
-        seed = int(batch.seed[r, 0]) | int(batch.seed[r, 1]) << 32
-        token = self.model.sample(
+        token = self._sample(batch, r, context, logprobs)
+        if batch.table[r]:
+            self._tables.rows[int(batch.table[r])].generated[token] += 1
+        out.token[place], out.logprob[place] = token, logprobs[token]
+        out.target_logprobs[place] = logprobs[batch.targets[r]]
+        out.finite[place] = self.model.finite(context)
+        if out.top_ids is not None and out.top_logprobs is not None:
+            out.top_ids[place], out.top_logprobs[place] = _top(logprobs)
+        return token
+
+    def _sample(self, batch: Batch, r: int, context: list[int], logprobs: NDArray[np.float32]) -> int:
+        return self.model.sample(
             context,
             temperature=float(batch.temperature[r]),
             top_k=int(batch.top_k[r]),
-            seed=seed,
+            seed=int(batch.seed[r, 0]) | int(batch.seed[r, 1]) << 32,
             scores=self._adjusted(batch, r, logprobs),
         )
-        if batch.table[r]:
-            self._tables.rows[int(batch.table[r])].generated[token] += 1
-        out.token[r], out.logprob[r] = token, logprobs[token]
-        out.target_logprobs[r] = logprobs[batch.targets[r]]
-        out.finite[r] = self.model.finite(context)
-        if batch.slot[r]:
-            self._slots[batch.slot[r]] = token
-        if out.top_ids is not None and out.top_logprobs is not None:
-            out.top_ids[r], out.top_logprobs[r] = _top(logprobs)
-        if out.prompt_logprobs is not None:
-            self._prompt_row(batch, r, context, out)
 
     def _adjusted(self, batch: Batch, r: int, logprobs: NDArray[np.float32]) -> NDArray[np.float64] | None:
         if not batch.table[r]:
@@ -297,18 +338,29 @@ class FakeRunner:
     def _context(self, batch: Batch, r: int) -> list[int]:
         """The row's tokens from position 0, as the device would see them: through the pages, except in score."""
         start, length = int(batch.start[r]), int(batch.length[r])
+        new = [int(t) for t in batch.tokens[r, :length]]
         if batch.bucket.kind is Kind.SCORE:
             assert start == 0
-            return [int(t) for t in batch.tokens[r, :length]]
-        new = [int(t) for t in batch.tokens[r, :length]]
+            return new
         if batch.bucket.kind is Kind.DECODE:
             assert length == 1
-            new = [int(self._slots[batch.slot[r]])]
+            start, new = self._place(batch, r), [int(self._slots[batch.slot[r]])]
+        return self._through_pages(batch, r, start, new)
+
+    def _place(self, batch: Batch, r: int) -> int:
+        """Where the row's last token is: the host knows it where no draft is on the way, else a bound."""
+        place, bound = int(self._positions[batch.slot[r]]), int(batch.start[r])
+        may_lag = any(bucket.kind is Kind.SPECULATE for bucket in self._buckets)
+        assert 0 <= place <= bound if may_lag else place == bound
+        return place
+
+    def _through_pages(self, batch: Batch, r: int, start: int, new: list[int]) -> list[int]:
+        """The row's tokens from position 0, once `new` ones are written from `start` on."""
         for i, token in enumerate(new):
             page, offset = divmod(start + i, self._page_size)
             assert batch.page_table[r, page] != 0, "a valid token must not go to page 0"
             self._kv[batch.page_table[r, page], offset] = token
-        num = start + length
+        num = start + len(new)
         pages = batch.page_table[r, : -(-num // self._page_size)]
         return [int(t) for t in self._kv[pages].reshape(-1)[:num]]
 

@@ -70,11 +70,12 @@ class TurnedEngine:
         max_score_tokens: int = 64,
         ms_per_token: float = 0.0,
         make_tiers: Callable[[FakeRunner], KvTiers] | None = None,
+        speculate_rows: int = 0,
         **faults: object,
     ) -> None:
         buckets = [
             b
-            for b in default_buckets(config.page_size, max_context)
+            for b in default_buckets(config.page_size, max_context, speculate_rows)
             if b.kind is not Kind.SCORE or b.tokens <= max_score_tokens
         ]
         self.clock = FakeClock()

@@ -11,9 +11,10 @@ from serving.config import EngineConfig
 
 MIN_SCORE_TOKENS = 32
 MIN_CHUNK_TOKENS = 64
-MIN_PAGES = 16
-PAGE_STEP = 4  # widths of the page table grow fourfold, and the last step is no smaller
+MIN_PAGES = 512  # attention walks as far as the longest row (model/key_blocks.py): width costs the copy of the table
+PAGE_STEP = 16  # widths of a decode step's table grow so, and the last step is no smaller
 ROW_STEP = 4  # rows grow fourfold: 1, 4, 16, 64
+_CACHED = (Kind.EXTEND, Kind.DECODE, Kind.SPECULATE)
 FINE_TOKENS = 128  # score lengths double up to here and grow fourfold beyond, except for full batches
 
 
@@ -30,7 +31,12 @@ def derive(config: EngineConfig, max_context: int) -> tuple[Bucket, ...]:
     """The buckets for a model that sees `max_context` tokens."""
     pages = -(-max_context // config.page_size)
     widths = [w for w in ladder(MIN_PAGES, pages, PAGE_STEP) if w == pages or w * PAGE_STEP <= pages]
-    return (*_score(config, max_context), *_extend(config, max_context, widths), *_decode(config, widths))
+    return (
+        *_score(config, max_context),
+        *_extend(config, max_context, pages),
+        *_decode(config, widths),
+        *_speculate(config, widths),
+    )
 
 
 def _score(config: EngineConfig, max_context: int) -> list[Bucket]:
@@ -47,20 +53,23 @@ def _score(config: EngineConfig, max_context: int) -> list[Bucket]:
     ]
 
 
-def _extend(config: EngineConfig, max_context: int, widths: list[int]) -> list[Bucket]:
+def _extend(config: EngineConfig, max_context: int, pages: int) -> list[Bucket]:
     longest = min(max_context, config.prefill_chunk)
     shapes = {(1, longest)}
     if longest > MIN_CHUNK_TOKENS:
         shapes.add((1, MIN_CHUNK_TOKENS))
     shortest = min(longest, MIN_CHUNK_TOKENS)
     shapes.add((max(1, config.prefill_batch_tokens // shortest), shortest))
-    # A prompt's first chunk sees nothing but itself: with its own pages alone short prompts cost half.
-    own = {t: -(-t // config.page_size) for _, t in shapes}
-    return [Bucket(Kind.EXTEND, r, t, p) for r, t in sorted(shapes) for p in sorted({own[t], widths[0], widths[-1]})]
+    return [Bucket(Kind.EXTEND, r, t, pages) for r, t in sorted(shapes)]
 
 
 def _decode(config: EngineConfig, widths: list[int]) -> list[Bucket]:
     return [Bucket(Kind.DECODE, r, 1, p) for r in ladder(1, config.max_slots, ROW_STEP) for p in widths]
+
+
+def _speculate(config: EngineConfig, widths: list[int]) -> list[Bucket]:
+    rows = ladder(1, min(config.speculate_rows, config.max_slots), ROW_STEP) if config.speculate else []
+    return [Bucket(Kind.SPECULATE, r, 2, p) for r in rows for p in widths]
 
 
 class BucketSet:
@@ -75,7 +84,8 @@ class BucketSet:
         """ValueError where a row that the limits allow would fit no bucket."""
         if self.max_rows(Kind.DECODE) < config.max_slots:
             raise ValueError(f"{config.max_slots} slots, but decode buckets hold {self.max_rows(Kind.DECODE)} rows")
-        for kind in (Kind.EXTEND, Kind.DECODE):
+        cached = [kind for kind in _CACHED if kind is not Kind.SPECULATE or self.max_rows(kind)]
+        for kind in cached:
             pages = max((b.pages for b in self._by_kind[kind]), default=0)
             if pages * config.page_size < max_context:
                 raise ValueError(f"{kind} buckets hold {pages} pages of {config.page_size}, the context {max_context}")
@@ -102,7 +112,7 @@ class BucketSet:
         return max((b.rows for b in self._by_kind[kind]), default=0)
 
     def max_pages(self) -> int:
-        return max((b.pages for kind in (Kind.EXTEND, Kind.DECODE) for b in self._by_kind[kind]), default=0)
+        return max((b.pages for kind in _CACHED for b in self._by_kind[kind]), default=0)
 
 
 def _cost(bucket: Bucket) -> tuple[int, int, int]:

@@ -9,7 +9,8 @@
    again. Urgent goes before normal before low, up to the ageing bound, and tenants take turns (`waiting`). Where a slot
    or a page is lacking the youngest row of the lowest priority makes room, and starts again later with its tokens.
 3. Each turn (`loop`): `scheduler.next_batch -> runner.submit -> (read the step before it) -> scheduler.commit`. A
-   decode step is dispatched before the last one's tokens are read: the device feeds itself through the row's slot.
+   decode step is dispatched before the last one's tokens are read: the device feeds itself through the row's slot. With
+   `speculate` and few rows it is a SPECULATE step, which gives a row one token or two (`generation`).
    A row with a constraint waits until its last token is read and the mask of its next one is found (`masks`).
 4. `commit` turns a step's output into Updates. The listener gets all of a job's updates of a step in one call, on the
    engine thread: it must not block. Tokens come as they are sampled; prompt log-probabilities with the first token.
@@ -254,6 +255,8 @@ class Engine:
         stats.pages_total, stats.pages_used = self._pool.total, self._pool.used
         stats.pages_cached, stats.pages_high_water = self._pool.cached, self._pool.high_water
         stats.preemptions, stats.cached_tokens = self._scheduler.num_preempted, self._scheduler.num_cached_tokens
+        generation = self._scheduler.generation
+        stats.drafted_tokens, stats.accepted_tokens = generation.num_drafted, generation.num_accepted
         stats.evicted_pages = self._scheduler.cache.num_evicted
         stats.host_hit_tokens, stats.disk_hit_tokens = self._tiers.num_host_tokens, self._tiers.num_disk_tokens
         stats.host_bytes, stats.bad_profile_files = self._tiers.host.num_bytes, self._tiers.num_bad_files

@@ -16,6 +16,8 @@ def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Readin
     yield _by_kind("tidegate_engine_tokens_total", "Tokens of those steps.", stats.tokens)
     yield _by_kind("tidegate_engine_padding_tokens_total", "Tokens computed for nobody.", stats.padding)
     yield _counter("tidegate_engine_generated_tokens_total", "Tokens generated.", stats.generated_tokens)
+    yield _counter("tidegate_speculative_drafted_total", "Draft tokens checked.", stats.drafted_tokens)
+    yield _counter("tidegate_speculative_accepted_total", "Draft tokens that were right.", stats.accepted_tokens)
     yield _counter("tidegate_engine_finished_rows_total", "Rows that ended with an answer.", stats.finished_rows)
     yield _counter("tidegate_engine_cancelled_rows_total", "Rows cancelled.", stats.cancelled_rows)
     yield _counter("tidegate_engine_expired_rows_total", "Rows whose deadline passed.", stats.expired_rows)

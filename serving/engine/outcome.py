@@ -6,18 +6,35 @@ into Python's here and nowhere else: what every row has, in one go for the whole
 
 from functools import cached_property
 
-from serving.batch import StepOutput
+from serving.batch import Bucket, Kind, StepOutput
 from serving.types import Finish, TokenLogprob, Update
 
 from .sequence import Sequence
 
 
 class Results:
-    """A step's output; lists are by row of its batch."""
+    """A step's output; lists are by row of the output."""
 
-    def __init__(self, out: StepOutput) -> None:
-        self.arrays = out
-        self.finite: list[bool] = out.finite.tolist()
+    def __init__(self, out: StepOutput, bucket: Bucket) -> None:
+        self.arrays, self._num_rows = out, bucket.rows
+        self._finite: list[bool] = out.finite.tolist()
+        self._accepted: list[bool] = []
+        if bucket.kind is Kind.SPECULATE:
+            assert out.accepted is not None, "a speculative step says what it accepted"
+            self._accepted = out.accepted.tolist()
+
+    def places(self, r: int) -> tuple[int, ...]:
+        """The rows of the output that are row r's news, in order: one, or two where a draft was accepted."""
+        return (r, self._num_rows + r) if self._accepted and self._accepted[r] else (r,)
+
+    def finite(self, r: int) -> bool:
+        return all(self._finite[place] for place in self.places(r))
+
+    @cached_property
+    def drafted(self) -> list[bool]:
+        """Of a speculative step: whether the row had a draft."""
+        assert self.arrays.drafted is not None
+        return self.arrays.drafted.tolist()
 
     @cached_property
     def tokens(self) -> list[int]:
@@ -68,17 +85,23 @@ def scored(row: Sequence, out: Results, r: int) -> Update:
 
 
 def generated(row: Sequence, out: Results, r: int) -> Update:
-    """One more token; the first one brings what was asked about the prompt."""
-    token = out.tokens[r]
-    first = not row.output
-    row.output.append(token)
+    """One more token, or two: what comes after the row's end is dropped. The first one brings what was asked about the
+    prompt."""
+    first, finish, tokens = not row.output, None, []
+    for place in out.places(r):
+        token = out.tokens[place]
+        row.output.append(token)
+        tokens.append(TokenLogprob(token, out.logprobs[place], _top(row, out.arrays, place)))
+        finish = _finish(row, token)
+        if finish is not None:
+            break
     return Update(
         row=row.row,
-        tokens=(TokenLogprob(token, out.logprobs[r], _top(row, out.arrays, r)),),
+        tokens=tuple(tokens),
         target_logprobs=_targets(row, out, r) if first else (),
         prompt_logprobs=tuple(row.prompt_entries) if first else (),
         num_cached=row.num_cached if first else 0,
-        finish=_finish(row, token),
+        finish=finish,
     )
 
 

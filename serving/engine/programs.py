@@ -19,7 +19,8 @@ from model.adjust import neutral_tables, table_bytes
 from model.cache import init_cache, page_bytes
 from model.sampling import Sampling
 from model.sharding import named, replicated
-from model.steps import DeviceState, StepOutputs, decode_step, extend_step, score_step
+from model.speculate import speculate_step
+from model.steps import DeviceState, Drafts, StepOutputs, decode_step, extend_step, score_step
 from model.transformer import Transformer
 from serving.batch import NUM_TOP, Bucket, Kind
 from serving.config import EngineConfig
@@ -30,6 +31,8 @@ from .wire import pack_outputs, packed_shape, unpack
 Leaves = list[jax.Array]
 Results = tuple[jax.Array, StepOutputs]
 
+_CACHED = {Kind.EXTEND: extend_step, Kind.DECODE: decode_step, Kind.SPECULATE: speculate_step}
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -38,9 +41,11 @@ class Program:
 
 
 class Programs:
-    """`mesh`: the one that the model's parameters are on."""
+    """`mesh`: the one that the model's parameters are on. ValueError where the model cannot do what `config` wants."""
 
     def __init__(self, model: Transformer, config: EngineConfig, mesh: Mesh | None) -> None:
+        if config.speculate and not model.config.num_mtp_layers:
+            raise ValueError("engine.speculate: this model has no MTP layer to draft with (num_nextn_predict_layers)")
         self._config, self._model_config, self._mesh = config, model.config, mesh
         graph, params = nnx.split(model)
         self.leaves: Leaves
@@ -52,7 +57,7 @@ class Programs:
 
     @property
     def page_bytes(self) -> int:
-        return page_bytes(self._model_config, self._config.page_size, self._dtype)
+        return page_bytes(self._model_config, self._config.page_size, self._dtype, mtp=self._config.speculate)
 
     @property
     def weight_bytes(self) -> int:
@@ -91,10 +96,12 @@ class Programs:
         return None if self._mesh is None else named(self._mesh, ("batch", None), packed_shape(bucket))
 
     def _state(self, num_pages: int) -> DeviceState:
-        pools = init_cache(self._model_config, num_pages, self._config.page_size, self._dtype)
+        speculates = self._config.speculate
+        pools = init_cache(self._model_config, num_pages, self._config.page_size, self._dtype, mtp=speculates)
         slots, vocab = self._config.max_slots + 1, self._model_config.vocab_size
         tables = neutral_tables(slots, vocab) if self._config.sampling_tables else None
-        return DeviceState(pools, jnp.zeros(slots, jnp.int32), tables)
+        drafts = Drafts(jnp.zeros(slots, jnp.int32), jnp.full(slots, -1, jnp.int32)) if speculates else None
+        return DeviceState(pools, jnp.zeros(slots, jnp.int32), tables, drafts)
 
     def _score(self, bucket: Bucket) -> Callable[[Leaves, jax.Array], Results]:
         def score(leaves: Leaves, packed: jax.Array) -> Results:
@@ -107,7 +114,7 @@ class Programs:
         return score
 
     def _cached(self, bucket: Bucket) -> Callable[[Leaves, DeviceState, jax.Array], tuple[DeviceState, Results]]:
-        step = extend_step if bucket.kind is Kind.EXTEND else decode_step
+        step = _CACHED[bucket.kind]
 
         def run(leaves: Leaves, state: DeviceState, packed: jax.Array) -> tuple[DeviceState, Results]:
             state, out = step(self._rebuild(leaves), state, unpack(packed, bucket), num_top=NUM_TOP)

@@ -39,14 +39,16 @@ class Room:
                 self._running.start(row, now_s)
                 self.num_cached_tokens += row.num_shared
 
-    def with_pages(self, rows: list[Sequence], now_s: float) -> list[Sequence]:
-        """Those of the running `rows` that have a page for their next token, once the youngest have made room."""
-        lacking = self._running.lacking_page(rows) if rows else []
+    def with_pages(self, rows: list[Sequence], most: int, now_s: float) -> list[Sequence]:
+        """Those of the running `rows` that have pages for their next step, of `most` tokens a row, once the youngest
+        have made room."""
+        lacking = self._running.lacking_page(rows, most) if rows else []
         for row in sorted(lacking, key=lambda row: row.rank):
-            while row.slot and not self._running.available:
-                self.stop(self._worst(), now_s)
-            if row.slot:
-                self._running.grow(row)
+            while row.slot and self._running.lacks_page(row, most):
+                if self._running.available:
+                    self._running.grow(row)
+                else:
+                    self.stop(self._worst(), now_s)
         return [row for row in rows if row.slot] if lacking else rows
 
     def stop(self, row: Sequence, now_s: float) -> None:

@@ -118,11 +118,14 @@ class Running:
         row.stage = Stage.DECODE
         row.planned = min(row.planned + 1, row.max_new)
 
-    def lacking_page(self, rows: list[Sequence]) -> list[Sequence]:
-        """Rows whose next token needs a page that they do not have."""
+    def lacking_page(self, rows: list[Sequence], most: int) -> list[Sequence]:
+        """Rows whose next step, of `most` tokens a row, needs a page that they do not have."""
         slots = np.array([row.slot for row in rows])
-        full = self.slots.position[slots] >= self.slots.num_pages[slots] * self._pool.page_size
-        return [rows[i] for i in np.flatnonzero(full)]
+        ends = self.slots.position[slots] + (1 if most == 1 else [row.next_chunk(most) for row in rows])
+        return [rows[i] for i in np.flatnonzero(ends > self.slots.num_pages[slots] * self._pool.page_size)]
+
+    def lacks_page(self, row: Sequence, most: int) -> bool:
+        return self.slots.position[row.slot] + row.next_chunk(most) > len(row.pages) * self._pool.page_size
 
     def grow(self, row: Sequence) -> None:
         """One more page, which `available` must have."""

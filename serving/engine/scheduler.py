@@ -18,6 +18,7 @@ from .buckets import BucketSet
 from .costs import StepCosts
 from .deadlines import Deadlines
 from .former import BatchFormer
+from .generation import Generation
 from .kv_pool import KvPool
 from .kv_tiers import KvTiers
 from .limits import RowLimits
@@ -30,7 +31,7 @@ from .room import Room
 from .running import Running
 from .sequence import Sequence, Stage
 from .slots import Slots
-from .step import Step, decode_step, extend_step, score_step
+from .step import Step, extend_step, score_step
 from .waiting import WaitingRows
 
 Events = list[tuple[Sequence, Update]]
@@ -62,6 +63,7 @@ class Scheduler:
         self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache, evicted=self.tiers.evicted)
         self._running = Running(Slots(config.max_slots, buckets.max_pages()), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
+        self.generation = Generation(self._running, buckets, pool.page_size)
         self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
         self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
         self._deadlines = Deadlines()
@@ -137,7 +139,9 @@ class Scheduler:
     def next_batch(self, now_s: float, *, device_idle: bool) -> Step | None:
         """The next step, None where nothing is ready. `device_idle`: no step is on the device."""
         self._room.admit(now_s)
-        decodable = self._room.with_pages(self._running.decodable(), now_s)
+        decodable = self._running.decodable()
+        most = self.generation.most(len(decodable))
+        decodable = self._room.with_pages(decodable, most, now_s)
         ready = [Kind.DECODE] if decodable else []
         if self._extend_ready(now_s, device_idle and not ready):
             ready.append(Kind.EXTEND)
@@ -150,16 +154,18 @@ class Scheduler:
         self._served[kind] = self._num_steps
         if kind is Kind.SCORE:
             return self._form_score()
-        return self._form_decode(decodable) if kind is Kind.DECODE else self._form_extend(decodable)
+        if kind is Kind.DECODE:
+            return self.generation.form(decodable, most)
+        return self._form_extend(decodable, most)
 
     def commit(self, step: Step, out: StepOutput, now_s: float) -> Events:
         """Take the results in; rows that have ended or been stopped meanwhile are passed over."""
-        results = outcome.Results(out)
+        results = outcome.Results(out, step.batch.bucket)
         events: Events = []
         for r, row in enumerate(step.rows):
             if row.stage is Stage.DONE or row.run != step.runs[r]:
                 continue
-            update = self._take(step, results, r, now_s) if results.finite[r] else _not_finite(row)
+            update = self._take(step, results, r, now_s) if results.finite(r) else _not_finite(row)
             if update is None:
                 continue
             final = update.finish is not None or update.error is not None
@@ -225,14 +231,14 @@ class Scheduler:
             arrived=self._num_arrived,
         )
 
-    def _form_extend(self, decodable: list[Sequence]) -> Step:
+    def _form_extend(self, decodable: list[Sequence], most: int) -> Step:
         packing = pack_extend(
             self._running.extendable(),
             self._buckets,
             max_chunk=self._config.prefill_chunk,
             page_size=self._pool.page_size,
             step_tokens=self._config.step_tokens,
-            allowed=self._short_beside(decodable),
+            allowed=self._short_beside(decodable, most),
         )
         step = extend_step(packing.bucket, packing.rows, packing.chunks, self._running.slots)
         for row, chunk in zip(packing.rows, packing.chunks, strict=True):
@@ -241,41 +247,26 @@ class Scheduler:
                 self._running.prefilled(row)
         return step
 
-    def _short_beside(self, decodable: list[Sequence]) -> Callable[[Bucket], bool]:
+    def _short_beside(self, decodable: list[Sequence], most: int) -> Callable[[Bucket], bool]:
         """Buckets that let running streams have their next token in time."""
         if not decodable:
             return lambda _: True
-        decode_s = self._costs.seconds(self._decode_bucket(decodable))
+        decode_s = self._costs.seconds(self.generation.bucket(decodable, most))
         limit_s = max((self._config.token_gap_ratio - 1) * decode_s * _GAP_MARGIN, self._config.token_gap_ms / 1000)
         return lambda bucket: self._costs.seconds(bucket) <= limit_s
-
-    # Generation: one token a row and step
-
-    def _decode_bucket(self, rows: list[Sequence]) -> Bucket:
-        positions = self._running.slots.position[[row.slot for row in rows]]
-        bucket = self._buckets.fit(Kind.DECODE, len(rows), pages=self._pool.pages_for(int(positions.max()) + 1))
-        assert bucket is not None, "no decode bucket holds the running rows"
-        return bucket
-
-    def _form_decode(self, rows: list[Sequence]) -> Step:
-        slots = self._running.slots
-        step = decode_step(self._decode_bucket(rows), tuple(rows), slots)
-        slots.position[[row.slot for row in rows]] += 1
-        for row in rows:
-            row.planned += 1
-        return step
 
     # Results
 
     def _take(self, step: Step, out: outcome.Results, r: int, now_s: float) -> Update | None:
         """The row's news; None for a chunk that is not its prompt's last."""
+        if step.kind in (Kind.DECODE, Kind.SPECULATE):
+            return self.generation.take(step, out, r, now_s)
         row, start, length = step.rows[r], step.starts[r], step.chunks[r]
         if step.touches_kv:
             self._running.read(row, start + length, now_s)
-        if step.kind is not Kind.DECODE:
-            outcome.keep_prompt(row, out.arrays, r, start, length)
-            if start + length < row.num_prompt:
-                return None
+        outcome.keep_prompt(row, out.arrays, r, start, length)
+        if start + length < row.num_prompt:
+            return None
         return outcome.scored(row, out, r) if row.max_new == 0 else outcome.generated(row, out, r)
 
     def _end(self, row: Sequence, update: Update) -> tuple[Sequence, Update]:

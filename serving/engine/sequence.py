@@ -1,10 +1,10 @@
 """One row inside the engine: what it is for, how far it has come, what it holds.
 
 Counters run ahead of results, because a step is dispatched before the last one's tokens are read: `prefilled` and
-`planned` count what has been dispatched, `generated` what has been read. A row that is stopped to make room starts
-again with what it has generated as part of its prompt; `run` counts its starts, and results of an earlier one are not
-taken. Owned by the engine thread. Invariant: 0 <= generated <= planned <= max_new, and a sequence that waits or is done
-holds neither pages nor slot.
+`planned` count what has been dispatched (at most: a draft that turns out wrong is taken back), `generated` what has
+been read. A row that is stopped to make room starts again with what it has generated as part of its prompt; `run`
+counts its starts, and results of an earlier one are not taken. Owned by the engine thread. Invariant:
+0 <= generated <= planned <= max_new, and a sequence that waits or is done holds neither pages nor slot.
 """
 
 from dataclasses import dataclass, field
@@ -79,6 +79,11 @@ class Sequence:
     def may_sample(self) -> bool:
         """All but a constrained row whose next mask is not known, or whose last token has not been read."""
         return self.constraint is None or (self.mask is not None and self.planned == self.generated)
+
+    def next_chunk(self, most: int) -> int:
+        """Positions that its next generating step feeds, of `most`: its last token, and drafts that it has a use for.
+        A constraint must see each token before the next one."""
+        return 1 if self.constraint is not None else min(most, self.max_new - self.planned)
 
     @property
     def cost(self) -> int:

@@ -18,7 +18,7 @@ class Slots:
         self._free = list(range(max_slots, 0, -1))
         self.page_table: NDArray[np.int32] = np.zeros((n, max_pages), np.int32)
         self.num_pages: NDArray[np.int32] = np.zeros(n, np.int32)  # of the page table that are in use
-        self.position: NDArray[np.int32] = np.zeros(n, np.int32)  # of the token that the next decode step feeds
+        self.position: NDArray[np.int32] = np.zeros(n, np.int32)  # of the token that the next step feeds, at most
         self.temperature: NDArray[np.float32] = np.zeros(n, np.float32)
         self.top_k: NDArray[np.int32] = np.zeros(n, np.int32)
         self.top_p: NDArray[np.float32] = np.ones(n, np.float32)

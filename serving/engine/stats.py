@@ -26,6 +26,8 @@ class EngineStats:
     failed_rows: int = 0
     failed_steps: int = 0
     refused_jobs: int = 0
+    drafted_tokens: int = 0  # drafts that a step checked
+    accepted_tokens: int = 0  # those that were right
     preemptions: int = 0  # rows that made room and started again
     cached_tokens: int = 0  # prompt tokens whose prefill the prefix cache saved
     evicted_pages: int = 0

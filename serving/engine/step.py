@@ -1,6 +1,6 @@
 """One device step: the rows in it, and the Batch that the runner gets.
 
-Three constructors, one a kind. Rows that are absent and fields that a kind does not use are neutral values of the
+One constructor a kind. Rows that are absent and fields that a kind does not use are neutral values of the
 bucket's shape (see serving.batch), so every batch of a bucket runs the same compiled program.
 """
 
@@ -24,7 +24,7 @@ _BY_SLOT = ("temperature", "top_k", "top_p", "min_p", "seed", "table", *_PENALTI
 class Step:
     batch: Batch
     rows: tuple[Sequence, ...]  # row r of the batch is rows[r]
-    starts: tuple[int, ...]  # position of each row's first token
+    starts: tuple[int, ...]  # position of each row's first token; at most, where steps on their way have drafts
     chunks: tuple[int, ...]  # valid tokens of each row
     runs: tuple[int, ...]  # `run` of each row when the step was formed
 
@@ -72,6 +72,16 @@ def decode_step(bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> Ste
     fields["length"][: len(rows)] = 1
     batch = _batch(bucket, fields, False, want_top, rows)
     return _step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), (1,) * len(rows))
+
+
+def speculate_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, ...], slots: Slots) -> Step:
+    """The last token of each row, as in a decode step, and the device's draft of the next one where its chunk is 2."""
+    fields = _neutral(bucket)
+    want_top = _put_slots(fields, bucket, rows, slots)
+    fields["start"] = slots.position[fields["slot"]]
+    fields["length"][: len(rows)] = chunks
+    batch = _batch(bucket, fields, False, want_top, rows)
+    return _step(batch, rows, tuple(fields["start"][: len(rows)].tolist()), chunks)
 
 
 def _step(batch: Batch, rows: tuple[Sequence, ...], starts: tuple[int, ...], chunks: tuple[int, ...]) -> Step:

@@ -21,7 +21,8 @@ from serving.batch import NUM_TARGETS, Batch, Bucket
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _SCALAR_FIELDS = ("start", "length", "next_token", "slot", "top_k", "table", *_FLOATS)
 _FLAGS = ("want_top", "want_prompt")
-_TOKEN, _LOGPROB, _FINITE, _FIRST_TARGET = range(4)
+_TOKEN, _LOGPROB, _BITS, _FIRST_TARGET = range(4)
+_FINITE, _DRAFTED, _ACCEPTED = 1, 2, 4
 
 
 def _fields(bucket: Bucket) -> list[tuple[str, int]]:
@@ -68,20 +69,26 @@ def unpack(packed: jax.Array, bucket: Bucket) -> StepInput:
 
 def pack_outputs(out: StepOutputs) -> jax.Array:
     """[rows, 3 + NUM_TARGETS]: what every step reports."""
+    bits = out.finite * _FINITE
+    if out.drafted is not None and out.accepted is not None:
+        bits += out.drafted * _DRAFTED + out.accepted * _ACCEPTED
     columns = [
         out.token[:, None],
         lax.bitcast_convert_type(out.logprob, jnp.int32)[:, None],
-        out.finite.astype(jnp.int32)[:, None],
+        bits.astype(jnp.int32)[:, None],
         lax.bitcast_convert_type(out.target_logprobs, jnp.int32),
     ]
     return jnp.concatenate(columns, axis=1)
 
 
 def unpack_outputs(packed: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-    """token, logprob, finite and target_logprobs of serving.batch.StepOutput."""
+    """token, logprob, finite, target_logprobs, drafted and accepted of serving.batch.StepOutput."""
+    bits = packed[:, _BITS]
     return {
         "token": packed[:, _TOKEN],
         "logprob": np.ascontiguousarray(packed[:, _LOGPROB]).view(np.float32),
-        "finite": packed[:, _FINITE] != 0,
+        "finite": bits & _FINITE != 0,
+        "drafted": bits & _DRAFTED != 0,
+        "accepted": bits & _ACCEPTED != 0,
         "target_logprobs": np.ascontiguousarray(packed[:, _FIRST_TARGET:]).view(np.float32),
     }

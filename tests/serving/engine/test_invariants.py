@@ -33,12 +33,24 @@ CONFIG = EngineConfig(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    @initialize(num_pages=st.integers(17, 28), host_pages=st.integers(0, 40), quota_pages=st.integers(10, 20))
-    def start(self, num_pages: int, host_pages: int, quota_pages: int) -> None:
+    @initialize(
+        num_pages=st.integers(17, 28),
+        host_pages=st.integers(0, 40),
+        quota_pages=st.integers(10, 20),
+        speculate_rows=st.sampled_from([0, 2, 4]),
+        draft_rate=st.sampled_from([0.3, 0.7, 1.0]),
+    )
+    def start(self, num_pages: int, host_pages: int, quota_pages: int, speculate_rows: int, draft_rate: float) -> None:
         self.directory = tempfile.TemporaryDirectory()
         self.disk_work: list[Work] = []
         self.host_bytes, self.quota_bytes = host_pages * PAGE_BYTES, quota_pages * PAGE_BYTES
-        self.engine = TurnedEngine(CONFIG, num_pages=num_pages, make_tiers=self.make_tiers)
+        self.engine = TurnedEngine(
+            CONFIG,
+            num_pages=num_pages,
+            make_tiers=self.make_tiers,
+            speculate_rows=speculate_rows,
+            draft_rate=draft_rate,
+        )
         self.rows: list[tuple[Sequence, tuple[int, ...]]] = []  # with the prompt
 
     def make_tiers(self, runner: FakeRunner) -> KvTiers:
