@@ -2,9 +2,10 @@
 
 Each kind answers one call: x and rope tables in, output out, and, when the step has a cache, the layer's pool with
 the new tokens written. Without a cache a row attends causally to itself; with one it attends to everything that its
-pages hold. MLA is expanded for prefill and absorbed for decode (DeepSeek-V2, arXiv:2405.04434 section 2.1.2); both
-give the same numbers, to rounding. Softmax and the mask are float32. The deterministic arithmetic calls the two halves
-instead: `project`, and `over_blocks` for tokens that are rows of their own (MLA always absorbed).
+pages hold, block by block (model/key_blocks.py). MLA is absorbed where that multiplies less (DeepSeek-V2,
+arXiv:2405.04434 section 2.1.2) and expanded elsewhere; both give the same numbers, to rounding. Softmax and the mask
+are float32. The deterministic arithmetic calls the two halves instead: `project`, and `over_blocks` for tokens that are
+rows of their own.
 """
 
 from typing import NamedTuple
@@ -13,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from .architecture import AttentionConfig, GqaConfig, MlaConfig
-from .cache import PageView, Pool, causal_mask, read, write
+from .cache import PageView, Pool, write
 from .key_blocks import KeyBlocks
 from .layers import Linear, RMSNorm
 from .rope import RopeTable, rotate
@@ -31,14 +32,10 @@ class LayerCache(NamedTuple):
     view: PageView
 
 
-def _softmax(scores: Float[Array, "b *h t s"], mask: Bool[Array, "#b t s"]) -> Float[Array, "b *h t s"]:
-    """Over visible keys; every query sees at least itself, so no row is empty."""
-    shape = (mask.shape[0],) + (1,) * (scores.ndim - 3) + mask.shape[1:]
-    return jax.nn.softmax(jnp.where(mask.reshape(shape), scores, -jnp.inf), axis=-1)
-
-
-def _self_mask(length: int) -> Bool[Array, "1 t s"]:
-    return jnp.tril(jnp.ones((1, length, length), jnp.bool_))
+def _causal_softmax(scores: Float[Array, "b *h t t"]) -> Float[Array, "b *h t t"]:
+    """Over the keys up to the query's own place."""
+    visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
+    return jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
 
 
 class GroupedQueryAttention(nnx.Module):
@@ -57,12 +54,10 @@ class GroupedQueryAttention(nnx.Module):
         self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
         q, kv = self.project(x, table)
-        pool, mask = None, _self_mask(x.shape[1])
-        if cache is not None:
-            pool = write(cache.pool, cache.view, kv)
-            kv = read(pool, cache.view).astype(x.dtype)
-            mask = causal_mask(cache.view.positions, kv.shape[1])
-        return self.o_proj(self._attend(q, *self._split(kv), mask)), pool
+        if cache is None:
+            return self.o_proj(self._attend(q, *self._split(kv))), None
+        pool = write(cache.pool, cache.view, kv)
+        return self.over_blocks(q, KeyBlocks.of(pool, cache.view)), pool
 
     def project(
         self, x: Float[Array, "b t d"], table: RopeTable
@@ -74,10 +69,10 @@ class GroupedQueryAttention(nnx.Module):
         kv = jnp.stack([k, self.v_proj(x).reshape(k.shape)], axis=2)  # [b, t, 2, kv_heads, head_dim]
         return q, kv.reshape(b, t, -1)
 
-    def over_blocks(self, q: Float[Array, "n 1 h k"], keys: KeyBlocks) -> Float[Array, "n 1 d"]:
-        c, n = self.config, q.shape[0]
-        mixed = keys.attend(q.reshape(n, c.num_kv_heads, -1, c.head_dim), self._split, c.scale)
-        return self.o_proj(mixed.reshape(n, 1, -1))
+    def over_blocks(self, q: Float[Array, "b t h k"], keys: KeyBlocks) -> Float[Array, "b t d"]:
+        c, (b, t) = self.config, q.shape[:2]
+        mixed = keys.attend(q.reshape(b, t, c.num_kv_heads, -1, c.head_dim), self._split, c.scale)
+        return self.o_proj(mixed.reshape(b, t, -1))
 
     def _split(self, kv: Float[Array, "b s width"]) -> tuple[Float[Array, "b s g k"], Float[Array, "b s g k"]]:
         keys_values = kv.reshape(*kv.shape[:2], 2, self.config.num_kv_heads, self.config.head_dim)
@@ -86,14 +81,13 @@ class GroupedQueryAttention(nnx.Module):
     def _attend(
         self,
         q: Float[Array, "b t h k"],
-        k: Float[Array, "b s g k"],
-        v: Float[Array, "b s g k"],
-        mask: Bool[Array, "#b t s"],
+        k: Float[Array, "b t g k"],
+        v: Float[Array, "b t g k"],
     ) -> Float[Array, "b t hk"]:
         b, t, h, dim = q.shape
         grouped = q.reshape(b, t, k.shape[2], -1, dim)
         scores = jnp.einsum("btgjk,bsgk->bgjts", grouped, k, preferred_element_type=jnp.float32)
-        p = _softmax(scores * self.config.scale, mask).astype(v.dtype)
+        p = _causal_softmax(scores * self.config.scale).astype(v.dtype)
         return jnp.einsum("bgjts,bsgk->btgjk", p, v).reshape(b, t, h * dim)
 
 
@@ -121,14 +115,13 @@ class MultiHeadLatentAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
-        (q_nope, q_rope), latent = self.project(x, table)
+        q, latent = self.project(x, table)
         if cache is None:
-            return self.o_proj(self._expanded(q_nope, q_rope, latent, _self_mask(x.shape[1]))), None
+            return self.o_proj(self._causal(*q, latent)), None
         pool = write(cache.pool, cache.view, latent)
-        latent = read(pool, cache.view).astype(x.dtype)
-        mask = causal_mask(cache.view.positions, latent.shape[1])
-        attend = self._absorbed if x.shape[1] == 1 else self._expanded
-        return self.o_proj(attend(q_nope, q_rope, latent, mask)), pool
+        keys = KeyBlocks.of(pool, cache.view)
+        attend = self.over_blocks if self._absorbs(x.shape[1]) else self._expanded
+        return attend(q, keys), pool
 
     def project(
         self, x: Float[Array, "b t d"], table: RopeTable
@@ -137,15 +130,37 @@ class MultiHeadLatentAttention(nnx.Module):
         return self._queries(x, table), self._latents(x, table)
 
     def over_blocks(
-        self, q: tuple[Float[Array, "n 1 h p"], Float[Array, "n 1 h r"]], keys: KeyBlocks
-    ) -> Float[Array, "n 1 d"]:
+        self, q: tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]], keys: KeyBlocks
+    ) -> Float[Array, "b t d"]:
         """Absorbed: all heads share one key, the latent and the rotary part, whose latent is the value too."""
         c, (q_nope, q_rope) = self.config, q
         w_k, w_v = self._absorbed_weights()
-        q_latent = jnp.einsum("nthp,hpc->nthc", q_nope, w_k)
-        shared = jnp.concatenate([q_latent, q_rope], axis=-1)  # [n, one group, h, width]
-        mixed = keys.attend(shared, lambda kv: (kv[:, :, None], kv[:, :, None, : c.kv_lora_rank]), c.scale)
-        return self.o_proj(jnp.einsum("nthc,hvc->nthv", mixed, w_v).reshape(q_nope.shape[0], 1, -1))
+        q_latent = jnp.einsum("bthn,hnc->bthc", q_nope, w_k)
+        shared = jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None]  # [b, t, one group, h, width]
+        mixed = keys.attend(shared, lambda kv: (kv[:, :, None], kv[:, :, None, : c.kv_lora_rank]), c.scale)[:, :, 0]
+        return self.o_proj(jnp.einsum("bthc,hvc->bthv", mixed, w_v).reshape(*q_nope.shape[:2], -1))
+
+    def _expanded(
+        self, q: tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]], keys: KeyBlocks
+    ) -> Float[Array, "b t d"]:
+        """Every head has its own keys and values, made of a block's latents when the block is read."""
+        joined = jnp.concatenate(q, axis=-1)
+        mixed = keys.attend(joined[:, :, :, None], self._heads, self.config.scale)
+        return self.o_proj(mixed.reshape(*joined.shape[:2], -1))
+
+    def _absorbs(self, tokens: int) -> bool:
+        """Whether so many queries a row multiply less with a latent as it is than it takes to expand it."""
+        c = self.config
+        own = c.nope_dim + c.v_dim
+        return tokens * (2 * c.kv_lora_rank + c.rope_dim) < tokens * (own + c.rope_dim) + c.kv_lora_rank * own
+
+    def _heads(self, latent: Float[Array, "b s width"]) -> tuple[Float[Array, "b s h k"], Float[Array, "b s h v"]]:
+        """Each head's keys, the shared rotary part at their end, and its values."""
+        c = self.config
+        ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
+        k_nope, v = jnp.split(self.kv_b_proj(ckv).reshape(*ckv.shape[:2], c.num_heads, -1), [c.nope_dim], axis=-1)
+        k_rope = jnp.broadcast_to(key[:, :, None], (*k_nope.shape[:3], c.rope_dim))
+        return jnp.concatenate([k_nope, k_rope], axis=-1), v
 
     def _queries(
         self, x: Float[Array, "b t d"], table: RopeTable
@@ -161,38 +176,15 @@ class MultiHeadLatentAttention(nnx.Module):
         key = rotate(key[:, :, None, :], table, interleaved=self.config.rope.interleaved)[:, :, 0]
         return jnp.concatenate([self.kv_a_layernorm(latent), key], axis=-1)
 
-    def _expanded(
-        self,
-        q_nope: Float[Array, "b t h n"],
-        q_rope: Float[Array, "b t h r"],
-        latent: Float[Array, "b s width"],
-        mask: Bool[Array, "#b t s"],
+    def _causal(
+        self, q_nope: Float[Array, "b t h n"], q_rope: Float[Array, "b t h r"], latent: Float[Array, "b t width"]
     ) -> Float[Array, "b t hv"]:
-        c = self.config
-        ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
-        kv = self.kv_b_proj(ckv).reshape(*ckv.shape[:2], c.num_heads, -1)
-        k_nope, v = jnp.split(kv, [c.nope_dim], axis=-1)
-        scores = jnp.einsum("bthn,bshn->bhts", q_nope, k_nope, preferred_element_type=jnp.float32)
-        scores += jnp.einsum("bthr,bsr->bhts", q_rope, key, preferred_element_type=jnp.float32)
-        p = _softmax(scores * c.scale, mask).astype(v.dtype)
-        return jnp.einsum("bhts,bshv->bthv", p, v).reshape(*q_nope.shape[:2], -1)
-
-    def _absorbed(
-        self,
-        q_nope: Float[Array, "b t h n"],
-        q_rope: Float[Array, "b t h r"],
-        latent: Float[Array, "b s width"],
-        mask: Bool[Array, "#b t s"],
-    ) -> Float[Array, "b t hv"]:
-        c = self.config
-        ckv, key = jnp.split(latent, [c.kv_lora_rank], axis=-1)
-        w_k, w_v = self._absorbed_weights()
-        q_latent = jnp.einsum("bthn,hnc->bthc", q_nope, w_k)
-        scores = jnp.einsum("bthc,bsc->bhts", q_latent, ckv, preferred_element_type=jnp.float32)
-        scores += jnp.einsum("bthr,bsr->bhts", q_rope, key, preferred_element_type=jnp.float32)
-        p = _softmax(scores * c.scale, mask).astype(ckv.dtype)
-        mixed = jnp.einsum("bhts,bsc->bthc", p, ckv)
-        return jnp.einsum("bthc,hvc->bthv", mixed, w_v).reshape(*q_nope.shape[:2], -1)
+        """A row over itself, expanded."""
+        k, v = self._heads(latent)
+        q = jnp.concatenate([q_nope, q_rope], axis=-1)
+        scores = jnp.einsum("bthk,bshk->bhts", q, k, preferred_element_type=jnp.float32)
+        p = _causal_softmax(scores * self.config.scale).astype(v.dtype)
+        return jnp.einsum("bhts,bshv->bthv", p, v).reshape(*q.shape[:2], -1)
 
     def _absorbed_weights(self) -> tuple[Float[Array, "h n c"], Float[Array, "h v c"]]:
         c = self.config

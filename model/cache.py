@@ -2,8 +2,8 @@
 
 A pool is one array [num_pages, page_size, width]: for MLA the normed latent and the rotated shared key
 (kv_lora_rank + rope_dim numbers a token, nothing else), for grouped-query attention keys and values side by side.
-Page 0 belongs to nobody: padding writes there. A PageView says where a step's rows live; `write` and `read` are all
-that attention needs. The pools are donated to the step and returned from it.
+Page 0 belongs to nobody: padding writes there. A PageView says where a step's rows live; `write` stores their tokens
+and model/key_blocks.py reads them. The pools are donated to the step and returned from it.
 """
 
 from typing import NamedTuple
@@ -64,20 +64,3 @@ def write(pool: Pool, view: PageView, values: Float[Array, "b t width"]) -> Pool
         where, rows = jnp.pad(where, (0, 1)), jnp.pad(rows, ((0, 1), (0, 0)))
     flat = pool.reshape(num_pages * page_size, width).at[where].set(rows)
     return flat.reshape(pool.shape)
-
-
-def read(pool: Pool, view: PageView) -> Float[Array, "b s width"]:
-    """Every position of the rows' pages, s = pages * page_size; zero beyond a row's last token.
-
-    The zeros matter: a masked key has probability 0, and 0 * NaN left in a page by an earlier owner is NaN.
-    """
-    rows = pool[view.page_table]  # [b, pages, page_size, width]
-    rows = rows.reshape(rows.shape[0], -1, rows.shape[-1])
-    end = view.positions[:, 0] + view.length
-    live = jnp.arange(rows.shape[1])[None, :] < end[:, None]
-    return jnp.where(live[..., None], rows, 0)
-
-
-def causal_mask(positions: Int[Array, "b t"], num_keys: int) -> Bool[Array, "b t s"]:
-    """Key s is visible to the query at position p iff s <= p."""
-    return jnp.arange(num_keys)[None, None, :] <= positions[..., None]

@@ -31,18 +31,25 @@ def paged(num_pages: int, fill: float) -> tuple[np.ndarray, np.ndarray]:
 
 @jax.jit
 def attend(pool, table, positions):
-    return KeyBlocks(pool, table, positions, SIZE).attend(jnp.asarray(Q), split, 0.5)
+    positions = positions[:, None]  # one query a row
+    return KeyBlocks(pool, table, positions, positions[:, 0] + 1, SIZE).attend(jnp.asarray(Q)[:, None], split, 0.5)[
+        :, 0
+    ]
+
+
+def one(q: np.ndarray, row: int, position: int) -> np.ndarray:
+    """Softmax over all keys up to the position, float64."""
+    seen = CONTENT[row, : position + 1].astype(np.float64)
+    out = np.zeros((GROUPS, HEADS, DIM))
+    for g in range(GROUPS):
+        scores = q[g].astype(np.float64) @ seen[:, 0, g].T * 0.5
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        out[g] = (p / p.sum(-1, keepdims=True)) @ seen[:, 1, g]
+    return out
 
 
 def reference() -> np.ndarray:
-    out = np.zeros((TOKENS, GROUPS, HEADS, DIM))
-    for token, position in enumerate(POSITIONS):
-        seen = CONTENT[token, : position + 1].astype(np.float64)
-        for g in range(GROUPS):
-            scores = Q[token, g].astype(np.float64) @ seen[:, 0, g].T * 0.5
-            p = np.exp(scores - scores.max(-1, keepdims=True))
-            out[token, g] = (p / p.sum(-1, keepdims=True)) @ seen[:, 1, g]
-    return out
+    return np.stack([one(q, row, position) for row, (q, position) in enumerate(zip(Q, POSITIONS, strict=True))])
 
 
 @pytest.mark.parametrize("num_pages", [6, 7, 11])
@@ -62,3 +69,25 @@ def test_a_neighbour_that_sees_more_changes_no_bit():
     alone = np.asarray(attend(pool, table, np.array([0, 9, 0], np.int32)))[:2]
     beside = np.asarray(attend(pool, table, POSITIONS))[:2]
     assert alone.tobytes() == beside.tobytes()
+
+
+def test_the_queries_of_a_chunk_each_see_the_keys_up_to_their_own():
+    """Rows of five queries that end at POSITIONS, the first of them with one real query only; NaN beyond the ends."""
+    chunk = 5
+    q = RNG.standard_normal((TOKENS, chunk, GROUPS, HEADS, DIM)).astype(np.float32)
+    length = np.minimum(chunk, POSITIONS + 1)
+    start = POSITIONS + 1 - length
+    positions = start[:, None] + np.arange(chunk, dtype=np.int32)
+    pool, table = paged(7, np.nan)
+    keys = KeyBlocks(jnp.asarray(pool), jnp.asarray(table), jnp.asarray(positions), jnp.asarray(start + length), SIZE)
+    got = np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(q))
+    for row in range(TOKENS):
+        for i in range(length[row]):
+            np.testing.assert_allclose(got[row, i], one(q[row, i], row, start[row] + i), atol=1e-6)
+
+
+def test_padding_alone_is_finite():
+    pool, table = paged(6, np.nan)
+    none = jnp.zeros(TOKENS, jnp.int32)
+    keys = KeyBlocks(jnp.asarray(pool), jnp.asarray(table), none[:, None], none, SIZE)
+    assert np.isfinite(np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(Q[:, None]))).all()
