@@ -6,7 +6,7 @@ names its own kinds, so families that mix them (an indexer, windows) need no spe
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,21 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A query sees the `size` positions that end with its own, and the first `sinks` ones (arXiv:2309.17453).
+
+    Positions stay absolute: rotary embedding knows how far a sink is.
+    """
+
+    size: int
+    sinks: int
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Of positions, numbers or arrays, key <= query."""
+        return (key > query - self.size) | (key < self.sinks)
+
+
+@dataclass(frozen=True, slots=True)
 class GqaConfig:
     """Grouped-query attention with rotary embedding on the whole head."""
 
@@ -54,6 +69,7 @@ class GqaConfig:
     qkv_bias: bool
     o_bias: bool
     rope: RopeConfig
+    window: Window | None = None  # None: every earlier position is visible
 
     @property
     def scale(self) -> float:
@@ -72,6 +88,7 @@ class MlaConfig:
     v_dim: int
     bias: bool
     rope: RopeConfig
+    window: Window | None = None
 
     @property
     def scale(self) -> float:

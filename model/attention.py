@@ -1,7 +1,7 @@
 """Attention of every kind that a layer may have: grouped-query (llama form) and multi-head latent attention (MLA).
 
 Each kind answers one call: x and rope tables in, output out, and, when the step has a cache, the layer's pool with
-the new tokens written. Without a cache a row attends causally to itself; with one it attends to everything that its
+the new tokens written. Without a cache a row attends causally to itself; with one it attends to what its
 pages hold, block by block (model/key_blocks.py). MLA is absorbed where that multiplies less (DeepSeek-V2,
 arXiv:2405.04434 section 2.1.2) and expanded elsewhere; both give the same numbers, to rounding. Softmax and the mask
 are float32. The deterministic arithmetic calls the two halves instead: `project`, and `over_blocks` for tokens that are
@@ -16,7 +16,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from .architecture import AttentionConfig, GqaConfig, MlaConfig
+from .architecture import AttentionConfig, GqaConfig, MlaConfig, Window
 from .cache import PageView, Pool, write
 from .key_blocks import KeyBlocks
 from .layers import Linear, RMSNorm
@@ -32,9 +32,10 @@ class LayerCache(NamedTuple):
     view: PageView
 
 
-def _causal_softmax(scores: Float[Array, "b *h t t"]) -> Float[Array, "b *h t t"]:
-    """Over the keys up to the query's own place."""
-    visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_))
+def _causal_softmax(scores: Float[Array, "b *h t t"], window: Window | None) -> Float[Array, "b *h t t"]:
+    """Over the keys up to the query's own place that its window shows."""
+    query, key = jnp.arange(scores.shape[-2])[:, None], jnp.arange(scores.shape[-1])[None, :]
+    visible = key <= query if window is None else (key <= query) & window.sees(query, key)
     return jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
 
 
@@ -57,7 +58,7 @@ class GroupedQueryAttention(nnx.Module):
         if cache is None:
             return self.o_proj(self._attend(q, *self._split(kv))), None
         pool = write(cache.pool, cache.view, kv)
-        return self.over_blocks(q, KeyBlocks.of(pool, cache.view)), pool
+        return self.over_blocks(q, KeyBlocks.of(pool, cache.view, self.config.window)), pool
 
     def project(
         self, x: Float[Array, "b t d"], table: RopeTable
@@ -87,7 +88,7 @@ class GroupedQueryAttention(nnx.Module):
         b, t, h, dim = q.shape
         grouped = q.reshape(b, t, k.shape[2], -1, dim)
         scores = jnp.einsum("btgjk,bsgk->bgjts", grouped, k, preferred_element_type=jnp.float32)
-        p = _causal_softmax(scores * self.config.scale).astype(v.dtype)
+        p = _causal_softmax(scores * self.config.scale, self.config.window).astype(v.dtype)
         return jnp.einsum("bgjts,bsgk->btgjk", p, v).reshape(b, t, h * dim)
 
 
@@ -119,7 +120,7 @@ class MultiHeadLatentAttention(nnx.Module):
         if cache is None:
             return self.o_proj(self._causal(*q, latent)), None
         pool = write(cache.pool, cache.view, latent)
-        keys = KeyBlocks.of(pool, cache.view)
+        keys = KeyBlocks.of(pool, cache.view, self.config.window)
         attend = self.over_blocks if self._absorbs(x.shape[1]) else self._expanded
         return attend(q, keys), pool
 
@@ -183,7 +184,7 @@ class MultiHeadLatentAttention(nnx.Module):
         k, v = self._heads(latent)
         q = jnp.concatenate([q_nope, q_rope], axis=-1)
         scores = jnp.einsum("bthk,bshk->bhts", q, k, preferred_element_type=jnp.float32)
-        p = _causal_softmax(scores * self.config.scale).astype(v.dtype)
+        p = _causal_softmax(scores * self.config.scale, self.config.window).astype(v.dtype)
         return jnp.einsum("bhts,bshv->bthv", p, v).reshape(*q.shape[:2], -1)
 
     def _absorbed_weights(self) -> tuple[Float[Array, "h n c"], Float[Array, "h v c"]]:

@@ -7,11 +7,11 @@ with one line that says what was found and what is known.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .architecture import AttentionConfig, DenseConfig, FfnConfig, GqaConfig, LayerConfig, MlaConfig, MoeConfig
+from .architecture import AttentionConfig, DenseConfig, FfnConfig, GqaConfig, LayerConfig, MlaConfig, MoeConfig, Window
 from .hub_fields import HubFields, shown
 from .hub_fields import UnsupportedModel as UnsupportedModel
 from .hub_rope import MOST_POSITIONS, read_rope
@@ -43,6 +43,14 @@ class ModelConfig:
     @property
     def num_mtp_layers(self) -> int:
         return len(self.mtp_layers)
+
+    def windowed(self, window: Window) -> "ModelConfig":
+        """The same model, every layer of which sees no more than the window shows."""
+
+        def narrow(layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+            return tuple(replace(layer, attention=replace(layer.attention, window=window)) for layer in layers)
+
+        return replace(self, layers=narrow(self.layers), mtp_layers=narrow(self.mtp_layers))
 
     @classmethod
     def from_hub(cls, hub: Mapping[str, Any]) -> "ModelConfig":

@@ -8,6 +8,7 @@ In the deterministic arithmetic (model/arithmetic.py) every step, with a cache o
 are rows of one token each, padding last, that write their keys before any of them reads.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from .architecture import LayerConfig, MoeConfig
+from .architecture import LayerConfig, MoeConfig, Window
 from .arithmetic import Arithmetic
 from .attention import LayerCache, make_attention
 from .cache import PageView, Pool, cache_width, write
@@ -58,7 +59,8 @@ class DecoderLayer(nnx.Module):
             return self.self_attn.project(self.input_layernorm(x), table)
 
         def attend(x: jax.Array, q: Any, page_table: jax.Array, positions: jax.Array) -> jax.Array:
-            keys = KeyBlocks(pool, page_table, positions, positions[:, 0] + 1, arithmetic.key_block)
+            window = self.self_attn.config.window
+            keys = KeyBlocks(pool, page_table, positions, positions[:, 0] + 1, arithmetic.key_block, window)
             return self._feed_forward(x + self.self_attn.over_blocks(q, keys), arithmetic.moe_impl)
 
         q, kv = arithmetic.rows(project, x, table, count=count)
@@ -124,6 +126,12 @@ class Transformer(nnx.Module):
         head = partial(Linear, dim, config.vocab_size, ("vocab", "embed"), rngs=rngs, dtype=dtype)
         self.lm_head = None if config.tie_embeddings else head()
         self.mtp = nnx.List([MtpLayer(layer, dim, eps, rngs=rngs, dtype=dtype) for layer in config.mtp_layers])
+
+    def narrow(self, window: Window) -> None:
+        """Let every layer see no more than the window shows; as long as nothing is compiled."""
+        self.config = self.config.windowed(window)
+        for layer in (*self.layers, *self.mtp):
+            layer.self_attn.config = replace(layer.self_attn.config, window=window)
 
     def hidden(
         self, tokens: Int[Array, "b t"], positions: Int[Array, "b t"], length: Int[Array, " b"] | None = None

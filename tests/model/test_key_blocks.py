@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from model.architecture import Window
 from model.key_blocks import KeyBlocks
 
 TOKENS, GROUPS, HEADS, DIM, PAGE, SIZE = 3, 2, 2, 4, 4, 8
@@ -37,9 +38,10 @@ def attend(pool, table, positions):
     ]
 
 
-def one(q: np.ndarray, row: int, position: int) -> np.ndarray:
-    """Softmax over all keys up to the position, float64."""
-    seen = CONTENT[row, : position + 1].astype(np.float64)
+def one(q: np.ndarray, row: int, position: int, window: Window | None = None) -> np.ndarray:
+    """Softmax over all keys up to the position that the window shows, float64."""
+    visible = [s for s in range(position + 1) if window is None or s > position - window.size or s < window.sinks]
+    seen = CONTENT[row, visible].astype(np.float64)
     out = np.zeros((GROUPS, HEADS, DIM))
     for g in range(GROUPS):
         scores = q[g].astype(np.float64) @ seen[:, 0, g].T * 0.5
@@ -91,3 +93,26 @@ def test_padding_alone_is_finite():
     none = jnp.zeros(TOKENS, jnp.int32)
     keys = KeyBlocks(jnp.asarray(pool), jnp.asarray(table), none[:, None], none, SIZE)
     assert np.isfinite(np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(Q[:, None]))).all()
+
+
+@pytest.mark.parametrize("size", [1, 5, 8, 30])
+@pytest.mark.parametrize("sinks", [0, 3, 9])
+@pytest.mark.parametrize("block", [4, 16])
+def test_a_window_shows_the_last_keys_and_the_sinks_whatever_lies_between(size, sinks, block):
+    """Pages of positions that the first query does not see hold NaN, as if others had them."""
+    chunk, window = 5, Window(size, sinks)
+    q = RNG.standard_normal((TOKENS, chunk, GROUPS, HEADS, DIM)).astype(np.float32)
+    length = np.minimum(chunk, POSITIONS + 1)
+    start = POSITIONS + 1 - length
+    positions = start[:, None] + np.arange(chunk, dtype=np.int32)
+    pool, table = paged(7, np.nan)
+    for row in range(TOKENS):
+        for at in range(start[row]):
+            if not (at > start[row] - size or at < sinks):
+                pool[table[row, at // PAGE], at % PAGE] = np.nan
+    keys = KeyBlocks(*map(jnp.asarray, (pool, table, positions, start + length)), block, window)
+    got = np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(q))
+    assert np.isfinite(got).all()  # padding too
+    for row in range(TOKENS):
+        for i in range(length[row]):
+            np.testing.assert_allclose(got[row, i], one(q[row, i], row, start[row] + i, window), atol=1e-6)
