@@ -40,23 +40,19 @@ class Finish(StrEnum):
     SCORED = "scored"  # a sequence without generation has its log-probabilities
 
 
-@dataclass(frozen=True, slots=True)
-class TextInput:
+class TextInput(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenInput:
+class TokenInput(Struct, frozen=True):
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatInput:
+class ChatInput(Struct, frozen=True):
     messages: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureInput:
+class FeatureInput(Struct, frozen=True):
     features: Mapping[str, Any]
     template: str | None = None
 

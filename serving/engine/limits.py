@@ -25,8 +25,10 @@ class RowLimits:
                 f"the prompt has {row.num_asked} tokens and {row.max_new} are asked for: {asked} together, "
                 f"the context is {self._max_context}; shorten the prompt or lower max_tokens"
             )
+        if self.is_score(row):
+            return
         need = self._pool.pages_for(row.num_kv)
-        if need > self._pool.total and not self.is_score(row):
+        if need > self._pool.total:
             raise ContextLengthExceeded(
                 f"{asked} tokens need {need} KV pages of {self._pool.page_size}; the cache has {self._pool.total}"
             )

@@ -17,18 +17,16 @@ class Results:
 
     def __init__(self, out: StepOutput, bucket: Bucket) -> None:
         self.arrays, self._num_rows = out, bucket.rows
-        self._finite: list[bool] = out.finite.tolist()
+        self.finite: list[bool] = out.finite.tolist()  # of all of a row's news
         self._accepted: list[bool] = []
         if bucket.kind is Kind.SPECULATE:
             assert out.accepted is not None, "a speculative step says what it accepted"
             self._accepted = out.accepted.tolist()
+            self.finite = [all(self.finite[place] for place in self.places(r)) for r in range(bucket.rows)]
 
     def places(self, r: int) -> tuple[int, ...]:
         """The rows of the output that are row r's news, in order: one, or two where a draft was accepted."""
         return (r, self._num_rows + r) if self._accepted and self._accepted[r] else (r,)
-
-    def finite(self, r: int) -> bool:
-        return all(self._finite[place] for place in self.places(r))
 
     @cached_property
     def drafted(self) -> list[bool]:

@@ -33,7 +33,8 @@ def pack_score(waiting: WaitingRows, buckets: BucketSet, step_tokens: int) -> Pa
     rows = _longest_run(waiting, buckets)
     counts = {len(rows), *(r for r in buckets.row_counts(Kind.SCORE) if r < len(rows))}
     tried = [_score_of(rows[:count], buckets) for count in sorted(counts, reverse=True)]
-    worths = [_cost_alone(row, buckets) for row in rows]
+    cost = {length: _cost_alone(length, buckets) for length in {row.num_prompt for row in rows}}
+    worths = [cost[row.num_prompt] for row in rows]
     best = max(tried, key=lambda packing: packing.rate(sum(worths[: len(packing.rows)]), step_tokens))
     for row in best.rows:
         waiting.start(row)
@@ -55,14 +56,14 @@ def _longest_run(waiting: WaitingRows, buckets: BucketSet) -> list[Sequence]:
     return rows
 
 
-def _cost_alone(row: Sequence, buckets: BucketSet) -> int:
-    bucket = buckets.fit(Kind.SCORE, 1, row.num_prompt)
+def _cost_alone(length: int, buckets: BucketSet) -> int:
+    bucket = buckets.fit(Kind.SCORE, 1, length)
     assert bucket is not None
     return bucket.tokens
 
 
 def _score_of(rows: Rows[Sequence], buckets: BucketSet) -> Packing:
-    lengths = tuple(row.num_prompt for row in rows)
+    lengths = tuple([row.num_prompt for row in rows])
     bucket = buckets.fit(Kind.SCORE, len(rows), max(lengths))
     assert bucket is not None, "fewer rows fit where more did"
     return Packing(bucket, tuple(rows), lengths)

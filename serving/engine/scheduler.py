@@ -116,8 +116,11 @@ class Scheduler:
         row.arrived_s, row.queued_s, row.order = now_s, now_s, self._num_arrived
         self._num_arrived += 1
         row.rank = (now_s + row.priority * self._config.ageing_s, row.order)
-        (self._scores if self._limits.is_score(row) else self._room.waiting).push(row)
-        self._running.arrive(row)
+        if self._limits.is_score(row):
+            self._scores.push(row)
+        else:
+            self._room.waiting.push(row)
+            self._running.arrive(row)
         self._deadlines.push(row)
 
     def cancel(self, row: Sequence, error: ServingError) -> Events:
@@ -162,10 +165,11 @@ class Scheduler:
         """Take the results in; rows that have ended or been stopped meanwhile are passed over."""
         results = outcome.Results(out, step.batch.bucket)
         events: Events = []
+        take = {Kind.SCORE: _take_score, Kind.EXTEND: self._take_chunk}.get(step.kind, self.generation.take)
         for r, row in enumerate(step.rows):
             if row.stage is Stage.DONE or row.run != step.runs[r]:
                 continue
-            update = self._take(step, results, r, now_s) if results.finite(r) else _not_finite(row)
+            update = take(step, results, r, now_s) if results.finite[r] else _not_finite(row)
             if update is None:
                 continue
             final = update.finish is not None or update.error is not None
@@ -257,13 +261,10 @@ class Scheduler:
 
     # Results
 
-    def _take(self, step: Step, out: outcome.Results, r: int, now_s: float) -> Update | None:
+    def _take_chunk(self, step: Step, out: outcome.Results, r: int, now_s: float) -> Update | None:
         """The row's news; None for a chunk that is not its prompt's last."""
-        if step.kind in (Kind.DECODE, Kind.SPECULATE):
-            return self.generation.take(step, out, r, now_s)
         row, start, length = step.rows[r], step.starts[r], step.chunks[r]
-        if step.touches_kv:
-            self._running.read(row, start + length, now_s)
+        self._running.read(row, start + length, now_s)
         outcome.keep_prompt(row, out.arrays, r, start, length)
         if start + length < row.num_prompt:
             return None
@@ -280,6 +281,12 @@ class Scheduler:
             self._running.stop(row)
         row.stage = Stage.DONE
         return row, update
+
+
+def _take_score(step: Step, out: outcome.Results, r: int, now_s: float) -> Update | None:
+    row = step.rows[r]
+    outcome.keep_prompt(row, out.arrays, r, 0, row.num_prompt)
+    return outcome.scored(row, out, r)
 
 
 def _not_finite(row: Sequence) -> Update:

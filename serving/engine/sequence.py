@@ -7,10 +7,11 @@ counts its starts, and results of an earlier one are not taken. Owned by the eng
 0 <= generated <= planned <= max_new, and a sequence that waits or is done holds neither pages nor slot.
 """
 
-from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from serving.batch import NUM_TARGETS, NUM_TOP
@@ -31,8 +32,7 @@ class Stage(Enum):
     DONE = 4  # its last update is out
 
 
-@dataclass(slots=True, eq=False, repr=False)  # a repr would put prompts into logs
-class Sequence:
+class Sequence(Struct, eq=False):
     """`owner` is the engine's handle for whoever asked; the scheduler never looks into it."""
 
     owner: object
@@ -61,15 +61,19 @@ class Sequence:
     stage: Stage = Stage.WAITING
     run: int = 0
     slot: int = 0  # 0: none
-    pages: list[int] = field(default_factory=list)  # in order of position
-    keys: list[bytes] = field(default_factory=list)  # of the whole pages of prompt and output, see `page_keys`
+    pages: list[int] = []  # in order of position
+    keys: list[bytes] = []  # of the whole pages of prompt and output, see `page_keys`
     num_registered: int = 0  # of those pages, in the prefix cache
     prefilled: int = 0
     planned: int = 0
-    output: list[int] = field(default_factory=list)  # tokens generated and read
+    output: list[int] = []  # tokens generated and read
     num_shared: int = 0  # tokens of this run's prompt that came from the prefix cache
     num_cached: int = 0  # the same of the first run: what the request is told
-    prompt_entries: list[TokenLogprob] = field(default_factory=list)
+    prompt_entries: list[TokenLogprob] = []
+
+    def __repr__(self) -> str:
+        """Without the prompt, which would get into logs."""
+        return f"Sequence(row {self.row}, {self.stage.name})"
 
     @property
     def generated(self) -> int:
@@ -141,34 +145,31 @@ class Sequence:
 def make_sequences(owner: object, job: Job) -> tuple[Sequence, ...]:
     """One sequence a row of `job`. BadRequest names the row whose numbers no step could carry: found here, on the
     caller's thread, they end a request; found while a step is formed they would end the engine."""
-    prompts: dict[int, NDArray[np.int32]] = {}  # choices of one prompt share its tokens
-    return tuple(_make(owner, job, index, row, prompts) for index, row in enumerate(job.rows))
+    for index, row in enumerate(job.rows):
+        _check(index, row)
+    return tuple([_make(owner, job, *each) for each in zip(range(len(job.rows)), job.rows, _prompts(job), strict=True)])
 
 
-def _make(owner: object, job: Job, index: int, row: Prepared, prompts: dict[int, NDArray[np.int32]]) -> Sequence:
-    _check(index, row)
-    prompt = prompts.get(id(row.token_ids))
-    if prompt is None:
-        prompt = prompts[id(row.token_ids)] = _int32(index, row.token_ids)
+def _make(owner: object, job: Job, index: int, row: Prepared, prompt: NDArray[np.int32]) -> Sequence:
     sampling = row.sampling
     constraint = None if sampling is None else sampling.constraint
-    return Sequence(
-        owner=owner,
-        row=index,
-        tenant=job.tenant,
-        prompt=prompt,
-        num_prompt=len(row.token_ids),
-        num_asked=len(row.token_ids),
-        sampling=sampling,
-        targets=row.targets,
-        prompt_logprobs=row.prompt_logprobs,
-        priority=job.priority,
-        deadline_s=job.deadline_s,
-        max_new=0 if sampling is None else sampling.max_tokens,
-        stops=_NO_STOPS if sampling is None else frozenset(sampling.stop_token_ids),
-        constraint=constraint,
-        mask=None if constraint is None else _first_mask(index, constraint),
-        profile=job.profile_id,
+    return Sequence(  # by position: a quarter of the time
+        owner,
+        index,
+        job.tenant,
+        prompt,
+        len(prompt),
+        len(prompt),
+        sampling,
+        row.targets,
+        row.prompt_logprobs,
+        job.priority,
+        job.deadline_s,
+        0 if sampling is None else sampling.max_tokens,
+        _NO_STOPS if sampling is None else frozenset(sampling.stop_token_ids),
+        constraint,
+        None if constraint is None else _first_mask(index, constraint),
+        job.profile_id,
     )
 
 
@@ -178,11 +179,23 @@ def _first_mask(index: int, constraint: Constraint) -> NDArray[np.uint32]:
     return np.frombuffer(constraint.mask, "<u4")
 
 
-def _int32(index: int, token_ids: tuple[int, ...]) -> NDArray[np.int32]:
+def _prompts(job: Job) -> list[NDArray[np.int32]]:
+    """Each row's tokens: parts of one array, converted in one go; choices of one prompt share theirs."""
+    own = {id(row.token_ids): row.token_ids for row in job.rows}
     try:
-        return np.array(token_ids, np.int32)
+        tokens = np.fromiter(chain.from_iterable(own.values()), np.int32)
     except OverflowError:
+        index = next(i for i, row in enumerate(job.rows) if not _are_int32(row.token_ids))
         raise BadRequest(f"row {index} has a token id that is no 32-bit number") from None
+    parts, start = {}, 0
+    for key, ids in own.items():
+        parts[key] = tokens[start : start + len(ids)]
+        start += len(ids)
+    return [parts[id(row.token_ids)] for row in job.rows]
+
+
+def _are_int32(numbers: tuple[int, ...]) -> bool:
+    return min(numbers) in _INT32 and max(numbers) in _INT32
 
 
 def _check(index: int, row: Prepared) -> None:
@@ -190,10 +203,10 @@ def _check(index: int, row: Prepared) -> None:
         raise BadRequest(f"row {index} has no tokens; a prompt has one at least")
     if len(row.targets) > NUM_TARGETS:
         raise BadRequest(f"row {index} asks for {len(row.targets)} target tokens; {NUM_TARGETS} is the most")
-    asked = max(row.prompt_logprobs, row.sampling.top_logprobs if row.sampling else -1)
+    asked = row.prompt_logprobs if row.sampling is None else max(row.prompt_logprobs, row.sampling.top_logprobs)
     if asked > NUM_TOP:
         raise BadRequest(f"row {index} asks for {asked} alternatives a token; {NUM_TOP} is the most")
-    if row.targets and not (min(row.targets) in _INT32 and max(row.targets) in _INT32):
+    if row.targets and not _are_int32(row.targets):
         raise BadRequest(f"row {index} has a target token that is no 32-bit number")
     if row.sampling is not None:
         _check_sampling(index, row.sampling)

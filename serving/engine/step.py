@@ -6,6 +6,8 @@ bucket's shape (see serving.batch), so every batch of a bucket runs the same com
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -45,10 +47,13 @@ class Step:
 def score_step(bucket: Bucket, rows: tuple[Sequence, ...]) -> Step:
     """Whole prompts, without KV."""
     fields = _neutral(bucket)
-    for r, row in enumerate(rows):
-        _put_prompt(fields, r, row, 0, row.num_prompt)
+    lengths = tuple([row.num_prompt for row in rows])
+    fields["length"][: len(rows)] = lengths
+    inside = np.arange(bucket.tokens) < fields["length"][:, None]
+    fields["tokens"][inside] = np.concatenate([row.prompt for row in rows])  # row by row, as they stand in `inside`
+    _put_targets(fields, rows)
     batch = _batch(bucket, fields, _wants_prompt(rows), False)
-    return _step(batch, rows, (0,) * len(rows), tuple(row.num_prompt for row in rows))
+    return _step(batch, rows, (0,) * len(rows), lengths)
 
 
 def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, ...], slots: Slots) -> Step:
@@ -56,6 +61,7 @@ def extend_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int, .
     fields = _neutral(bucket)
     for r, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
         _put_prompt(fields, r, row, row.prefilled, chunk)
+    _put_targets(fields, rows)
     want_top = _put_slots(fields, bucket, rows, slots)
     last = [row.prefilled + chunk == row.num_prompt for row, chunk in zip(rows, chunks, strict=True)]
     fields["table"][: len(rows)] *= last  # what a chunk before the last one samples is nobody's token
@@ -85,7 +91,7 @@ def speculate_step(bucket: Bucket, rows: tuple[Sequence, ...], chunks: tuple[int
 
 
 def _step(batch: Batch, rows: tuple[Sequence, ...], starts: tuple[int, ...], chunks: tuple[int, ...]) -> Step:
-    return Step(batch, rows, starts, chunks, tuple(row.run for row in rows))
+    return Step(batch, rows, starts, chunks, tuple([row.run for row in rows]))
 
 
 def padding(bucket: Bucket) -> Batch:
@@ -127,8 +133,15 @@ def _put_prompt(fields: dict[str, NDArray[Any]], r: int, row: Sequence, start: i
     fields["start"][r], fields["length"][r] = start, length
     if stop < row.num_prompt:
         fields["next_token"][r] = row.prompt[stop]
-    if row.targets:
-        fields["targets"][r, : len(row.targets)] = row.targets
+
+
+def _put_targets(fields: dict[str, NDArray[Any]], rows: tuple[Sequence, ...]) -> None:
+    """Rows of a job mostly have the same ones: one write for neighbours that do."""
+    start = 0
+    for targets, same in groupby(rows, attrgetter("targets")):
+        stop = start + len(tuple(same))
+        fields["targets"][start:stop, : len(targets)] = targets
+        start = stop
 
 
 def _put_slots(fields: dict[str, NDArray[Any]], bucket: Bucket, rows: tuple[Sequence, ...], slots: Slots) -> bool:

@@ -96,7 +96,8 @@ class _Lane:
 
     def _take_fresh(self, row: Sequence, cost: int) -> None:
         fresh = self._fresh[row.tenant]
-        first, place = fresh[0], bisect_left(fresh, row.order, key=lambda other: other.order)
+        first = fresh[0]
+        place = 0 if row is first else bisect_left(fresh, row.order, key=lambda other: other.order)
         del fresh[place]
         if place and not cost:
             return
@@ -147,14 +148,18 @@ class WaitingRows:
             walk = lane.in_order()
             if (first := next(walk, None)) is not None:
                 heads.append((first[0] + priority * self._ageing_s, priority, first[1], walk))
-        while heads:
+        while len(heads) > 1:
             at = min(range(len(heads)), key=lambda i: heads[i][:2])
             _, priority, row, walk = heads[at]
             yield row
-            if (following := next(walk, None)) is not None:
-                heads[at] = (following[0] + priority * self._ageing_s, priority, following[1], walk)
+            if (after := next(walk, None)) is not None:
+                heads[at] = (after[0] + priority * self._ageing_s, priority, after[1], walk)
             else:
                 del heads[at]
+        for _, _, row, walk in heads:  # one class alone, as nearly always
+            yield row
+            for _, following in walk:
+                yield following
 
     def has_urgent(self) -> bool:
         return len(self._lanes[Priority.URGENT]) > 0

@@ -43,11 +43,17 @@ class Inbox:
     def _put(self, updates: tuple[Update, ...]) -> None:
         if not self._overflowed:
             self._updates.extend(updates)
-            self._num_tokens += sum(len(update.tokens) for update in updates)
-            if self._max_behind is not None and self._num_tokens > self._max_behind:
+            if self._is_behind(updates):
                 self._overflowed = True
                 self._updates.clear()
                 if self.on_overflow is not None:
                     self.on_overflow()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _is_behind(self, updates: tuple[Update, ...]) -> bool:
+        """With these, the reader is too far behind."""
+        if self._max_behind is None:
+            return False
+        self._num_tokens += sum(len(update.tokens) for update in updates)
+        return self._num_tokens > self._max_behind

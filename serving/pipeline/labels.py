@@ -51,7 +51,8 @@ class LabelSet:
     def rows(self, prompt: tuple[int, ...]) -> list[Prepared]:
         """Engine rows that score every label after `prompt`, in the order that `probabilities` expects."""
         rows = [Prepared(prompt, targets=targets) for targets in self._targets]
-        rows += [Prepared(prompt + sequence, prompt_logprobs=0) for sequence in self._long]
+        if self._long:
+            rows += [Prepared(prompt + sequence, prompt_logprobs=0) for sequence in self._long]
         return rows
 
     def probabilities(self, results: Sequence[Update]) -> dict[str, float]:
@@ -63,7 +64,7 @@ class LabelSet:
             logprobs += result.target_logprobs  # a row of a longer label has none
         if self._long:
             logprobs = self._with_long(logprobs, results[len(self._targets) :])
-        return dict(zip(self.names, _softmax(logprobs), strict=True))
+        return _softmax(self.names, logprobs)
 
     def _with_long(self, short: Sequence[float], results: Sequence[Update]) -> list[float]:
         """In the order of the labels: `short` for those of one token, sums over the `results` of the others."""
@@ -116,14 +117,14 @@ def resolve_labels(language: Language, template: RowTemplate | None, asked: Sequ
     return LabelSet(names, sequences)
 
 
-def _softmax(logprobs: Sequence[float]) -> list[float]:
+def _softmax(names: Sequence[str], logprobs: Sequence[float]) -> dict[str, float]:
     """StepFailed where a value is NaN or none is finite."""
     top = max(logprobs)
     weights = [math.exp(value - top) for value in logprobs]
     total = math.fsum(weights)
     if not math.isfinite(total):
         raise StepFailed("the model gave no label a finite probability")
-    return [weight / total for weight in weights]
+    return {name: weight / total for name, weight in zip(names, weights, strict=True)}
 
 
 def _as_serving_error(error: Exception) -> ServingError:

@@ -46,12 +46,6 @@ def encode_inputs(language: Language, inputs: Sequence[Input | ServingError]) ->
 
 def _text_or_prompt(language: Language, item: Input | ServingError) -> str | Prompt | ServingError:
     match item:
-        case ServingError():
-            return item
-        case TextInput(text):
-            return text
-        case TokenInput(token_ids):
-            return _in_vocabulary(language, token_ids)
         case FeatureInput(features, template):
             try:
                 return find_template(language, template).render(features)
@@ -60,8 +54,14 @@ def _text_or_prompt(language: Language, item: Input | ServingError) -> str | Pro
             except ValueError as error:
                 column = getattr(error, "column", None)  # a TemplateError names it
                 return BadRequest(str(error), param=f"features.{column}" if column else "features")
+        case TextInput(text):
+            return text
+        case TokenInput(token_ids):
+            return _in_vocabulary(language, token_ids)
         case ChatInput(messages):
             return _encode_chat(language, messages)
+        case ServingError():
+            return item
 
 
 def _in_vocabulary(language: Language, token_ids: Prompt) -> Prompt | ServingError:

@@ -12,6 +12,8 @@ from its own thread, and the same row gets the same rows of the engine either wa
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from serving.errors import ContextLengthExceeded, ServingError
 from serving.types import FeatureInput, Input, Prepared, Score, Update
 
@@ -21,8 +23,7 @@ from .language import Language
 from .prompts import Prompt, encode_inputs, find_template
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """Where an input's rows are: rows[first : first + labels.num_rows]; `error` set: it has none."""
 
     labels: LabelSet | None
@@ -38,7 +39,8 @@ class ScorePlan:
 
     def num_cached(self, collected: Collected) -> int:
         """Prompt tokens that the prefix cache saved, as each input's first row tells."""
-        return sum(collected.rows[place.first].num_cached for place in self.places if place.labels is not None)
+        results = collected.rows
+        return sum([results[place.first].num_cached for place in self.places if place.labels is not None])
 
     def fold(self, collected: Collected) -> tuple[Score, ...]:
         """One Score per input, in order; needs every row to have ended."""

@@ -8,7 +8,7 @@ from aiohttp import web
 from serving.errors import BadRequest, ServingError
 from serving.pipeline.labels import LabelText
 from serving.service import ScoreAnswer, Timing
-from serving.types import FeatureInput, Input, LatencyClass, Score, TextInput, TokenInput
+from serving.types import ChatInput, FeatureInput, Input, LatencyClass, Score, TextInput, TokenInput
 
 from .context import CONTEXT, EXCHANGE
 from .decode import convert
@@ -49,45 +49,36 @@ def read_inputs(items: Sequence[object]) -> list[Input | ServingError]:
     try:
         rows = msgspec.convert(items, list[ScoreInput])  # all at once, which is cheap, where none is malformed
     except msgspec.ValidationError:
-        return [read_input(item, f"inputs[{i}]") for i, item in enumerate(items)]
+        return [_read(item, i) for i, item in enumerate(items)]
     return [_input(row, i) for i, row in enumerate(rows)]
 
 
+def _read(item: object, index: int) -> Input | ServingError:
+    try:
+        return _input(convert(item, ScoreInput, f"inputs[{index}]"), index)
+    except ServingError as error:
+        return error
+
+
 def _input(row: ScoreInput, index: int) -> Input | ServingError:
-    if row.features is not None and row.text is None and row.messages is None and row.token_ids is None:
-        return FeatureInput(row.features, row.template)
-    return _checked(row, f"inputs[{index}]")
-
-
-def read_input(item: object, path: str) -> Input | ServingError:
-    """One row as the pipeline takes it, or what is wrong with it."""
-    try:
-        return _checked(convert(item, ScoreInput, path), path)
-    except ServingError as error:
-        return error
-
-
-def _checked(row: ScoreInput, path: str) -> Input | ServingError:
-    try:
-        messages = None
-        if row.messages is not None:
-            messages = chat_input(
-                [convert(each, Message, f"{path}.messages[{i}]") for i, each in enumerate(row.messages)]
-            )
-    except ServingError as error:
-        return error
-    given: list[Input] = []
-    if row.features is not None:
-        given.append(FeatureInput(row.features, row.template))
-    if row.text is not None:
-        given.append(TextInput(row.text))
-    if row.token_ids is not None:
-        given.append(TokenInput(tuple(row.token_ids)))
-    if messages is not None:
-        given.append(messages)
-    if len(given) != 1:
+    chat = None if row.messages is None else _chat(row.messages, index)
+    if isinstance(chat, ServingError):
+        return chat
+    if (row.features, row.text, row.token_ids, chat).count(None) != 3:
+        path = f"inputs[{index}]"
         return BadRequest(f"{path}: exactly one of features, text, messages, token_ids is needed", param=path)
-    return given[0]
+    if row.features is not None:
+        return FeatureInput(row.features, row.template)
+    if row.text is not None:
+        return TextInput(row.text)
+    return chat if chat is not None else TokenInput(tuple(row.token_ids or ()))
+
+
+def _chat(messages: Sequence[object], index: int) -> ChatInput | ServingError:
+    try:
+        return chat_input([convert(m, Message, f"inputs[{index}].messages[{i}]") for i, m in enumerate(messages)])
+    except ServingError as error:
+        return error
 
 
 def _labels(labels: list[str | LabelIn] | None) -> list[LabelText] | None:
@@ -100,7 +91,7 @@ def _result(score: Score) -> ScoreResult:
     if score.error is not None:
         return ScoreResult(score.index, error=error_out(score.error))
     assert score.label is not None
-    return ScoreResult(score.index, score.label, dict(score.probabilities), score.tier.value)
+    return ScoreResult(score.index, score.label, score.probabilities, score.tier)
 
 
 def _timing(timing: Timing) -> TimingOut:

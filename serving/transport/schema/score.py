@@ -1,5 +1,6 @@
 """POST /v1/score."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -58,7 +59,7 @@ class ScoreResult(Struct, frozen=True):
 
     index: int
     label: str | UnsetType = UNSET
-    probabilities: dict[str, float] | UnsetType = UNSET
+    probabilities: Mapping[str, float] | UnsetType = UNSET
     tier: str | UnsetType = UNSET
     error: ErrorOut | UnsetType = UNSET
 
