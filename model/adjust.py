@@ -80,13 +80,17 @@ def count(tables: Tables, adjust: Adjust, token: Int[Array, " b"]) -> Tables:
     return tables._replace(counts=counts)
 
 
-def adjusted(logits: Float[Array, "b v"], tables: Tables, adjust: Adjust) -> Float[Array, "b v"]:
-    """The logits to draw from. Where no row of the batch adjusts anything, the tables are not read."""
-    return jax.lax.cond((adjust.table != 0).any(), _adjust, lambda raw, *_: raw, logits, tables, adjust)
+def adjusted(
+    logits: Float[Array, "b v"], tables: Tables, adjust: Adjust, also: Int[Array, " b"] | None = None
+) -> Float[Array, "b v"]:
+    """The logits to draw from. Where no row of the batch adjusts anything, the tables are not read. `also`: a token of
+    each row that counts as generated, beside those of the tables; -1: none."""
+    also = jnp.full(len(logits), -1, jnp.int32) if also is None else also
+    return jax.lax.cond((adjust.table != 0).any(), _adjust, lambda raw, *_: raw, logits, tables, adjust, also)
 
 
-def _adjust(logits: Float[Array, "b v"], tables: Tables, adjust: Adjust) -> Float[Array, "b v"]:
-    counts = tables.counts[adjust.table]
+def _adjust(logits: Float[Array, "b v"], tables: Tables, adjust: Adjust, also: Int[Array, " b"]) -> Float[Array, "b v"]:
+    counts = tables.counts[adjust.table] + (jnp.arange(logits.shape[-1]) == also[:, None])
     generated = counts & (PROMPT - 1)
     penalty = adjust.repetition_penalty[:, None]
     repelled = jnp.where(logits > 0, logits / penalty, logits * penalty)

@@ -5,6 +5,7 @@ the same tokens whoever its neighbours are. Truncation follows the field's order
 arXiv:1904.09751: the smallest set whose mass reaches p), min-p (arXiv:2407.01082: relative to the most likely).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -42,20 +43,46 @@ def truncate(scaled: Float[Array, "b v"], sampling: Sampling) -> Float[Array, "b
 
 
 def _draw(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, " b"]) -> Int[Array, " b"]:
-    scaled = logits / jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None]
-    kept = truncate(scaled, sampling)
+    scaled = _scaled(logits, sampling)
+    truncates = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    kept = jax.lax.cond(truncates.any(), truncate, lambda scaled, _: scaled, scaled, sampling)
+    return jnp.argmax(kept + _noise(logits.shape[-1], sampling, positions), axis=-1).astype(jnp.int32)
 
+
+def _scaled(logits: Float[Array, "b v"], sampling: Sampling) -> Float[Array, "b v"]:
+    return logits / jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None]
+
+
+def _noise(vocab: int, sampling: Sampling, positions: Int[Array, " b"]) -> Float[Array, "b v"]:
     def gumbel(seed: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-        return jax.random.gumbel(key, (logits.shape[-1],), jnp.float32)
+        return jax.random.gumbel(key, (vocab,), jnp.float32)
 
-    noise = jax.vmap(gumbel)(sampling.seed, positions)
-    return jnp.argmax(kept + noise, axis=-1).astype(jnp.int32)
+    noise: Float[Array, "b v"] = jax.vmap(gumbel)(sampling.seed, positions)
+    return noise
 
 
 def sample(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, " b"]) -> Int[Array, " b"]:
-    """The token for `positions` of each row. Sorting and drawing run only where some row is not greedy."""
+    """The token for `positions` of each row. Drawing runs only where some row is not greedy, sorting only where some
+    row truncates."""
+    return _choose(_draw, logits, sampling, positions)
+
+
+def guess(logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, " b"]) -> Int[Array, " b"]:
+    """What `sample` may well draw where its logits are like these: the same noise, without the cost of truncation."""
+
+    def draw(logits: jax.Array, sampling: Sampling, positions: jax.Array) -> jax.Array:
+        noisy = _scaled(logits, sampling) + _noise(logits.shape[-1], sampling, positions)
+        return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+
+    return _choose(draw, logits, sampling, positions)
+
+
+def _choose(
+    draw: Callable[..., jax.Array], logits: Float[Array, "b v"], sampling: Sampling, positions: Int[Array, " b"]
+) -> Int[Array, " b"]:
+    """`draw` for rows that are not greedy."""
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     warm = sampling.temperature >= GREEDY_BELOW
-    drawn = jax.lax.cond(warm.any(), _draw, lambda *_: greedy, logits, sampling, positions)
+    drawn = jax.lax.cond(warm.any(), draw, lambda *_: greedy, logits, sampling, positions)
     return jnp.where(warm, drawn, greedy)

@@ -13,14 +13,19 @@ first speculative step after them gives one token. The cache holds of a position
 the end of a page that another prompt shares this may be another token. A guess suffers by that, never an answer.
 """
 
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from .adjust import Tables, count
+from .adjust import Tables, adjusted, count
 from .cache import PageView
+from .sampling import guess
 from .steps import DeviceState, Drafts, StepInput, StepOutputs, draw, top_if
 from .transformer import Transformer
+
+Rows = TypeVar("Rows")
 
 AHEAD = 2  # tokens fed: the last one and its draft
 
@@ -34,58 +39,87 @@ def speculate_step(
     `accepted[r]`. `start` and `tokens` of the batch are not read: the device knows better.
     """
     assert state.drafts is not None, "a state without drafts"
-    live, start = batch.length > 0, jnp.where(batch.length > 0, state.drafts.position[batch.slot], 0)
-    draft = state.drafts.token[batch.slot]
-    tokens = jnp.stack([state.last_token[batch.slot], jnp.maximum(draft, 0)], axis=1)
+    live, slot = batch.length > 0, batch.slot
+    start, draft = jnp.where(live, state.drafts.position[slot], 0), state.drafts.token[slot]
+    tokens = jnp.stack([state.last_token[slot], jnp.maximum(draft, 0)], axis=1)
     view = PageView(batch.page_table, start[:, None] + jnp.arange(AHEAD, dtype=jnp.int32), batch.length)
     hidden, pools = model.hidden_paged(tokens, view, state.pools[:-1])
-    logits = model.logits(hidden.swapaxes(0, 1))  # [2, b, v]
-
-    first = draw(model, logits[0], batch, start + 1, state.tables)
-    drafted = (batch.length == AHEAD) & (draft >= 0)
-    accepted = drafted & (first == draft)
-    tables = _counted(state.tables, batch, first)
-    second = draw(model, logits[1], batch, start + 2, tables)
-    tables = _counted(tables, batch, second, accepted)
+    out = _verify(model, hidden, state, batch, num_top, start, draft)
+    first, second = jnp.split(out.token, AHEAD)
+    assert out.accepted is not None
+    accepted = out.accepted[: len(draft)]
+    tables = _counted(_counted(state.tables, batch, first, live), batch, second, accepted)
 
     x, pool = model.mtp_paged(hidden, jnp.stack([first, second], axis=1), view, state.pools[-1])
-    end = start + 1 + accepted  # where the newest token is
     newest = jnp.take_along_axis(x, accepted.astype(jnp.int32)[:, None, None], axis=1)[:, 0]
-    guess = draw(model, model.logits(newest), batch, end + 1, tables)
-
+    end = start + 1 + accepted  # where the newest token is
+    next_draft = _guess(model.logits(newest), batch, end + 1, tables)
     drafts = Drafts(
-        state.drafts.position.at[batch.slot].set(jnp.where(live, end, 0)),
-        state.drafts.token.at[batch.slot].set(jnp.where(live, guess, -1)),
+        state.drafts.position.at[slot].set(jnp.where(live, end, 0)),
+        state.drafts.token.at[slot].set(jnp.where(live, next_draft, -1)),
     )
-    last_token = state.last_token.at[batch.slot].set(jnp.where(accepted, second, first))
-    out = _outputs(logits.reshape(-1, logits.shape[-1]), jnp.concatenate([first, second]), batch, num_top)
-    never = jnp.zeros_like(accepted)
-    out = out._replace(drafted=jnp.concatenate([drafted, never]), accepted=jnp.concatenate([accepted, never]))
+    last_token = state.last_token.at[slot].set(jnp.where(accepted, second, first))
     return DeviceState((*pools, pool), last_token, tables, drafts), out
 
 
+def _verify(
+    model: Transformer,
+    hidden: Float[Array, "b 2 d"],
+    state: DeviceState,
+    batch: StepInput,
+    num_top: int,
+    start: Int[Array, " b"],
+    draft: Int[Array, " b"],
+) -> StepOutputs:
+    """Draw after the last token and after the draft, and see which drafts were right."""
+    both = batch._replace(
+        targets=_doubled(batch.targets), sampling=_doubled(batch.sampling), adjust=_doubled(batch.adjust)
+    )
+    logits = model.logits(hidden.swapaxes(0, 1).reshape(-1, hidden.shape[-1]))
+    # The second token counts only where the first is the draft: there the tables would have counted it.
+    also = jnp.concatenate([jnp.full_like(draft, -1), draft])
+    token = draw(model, logits, both, jnp.concatenate([start + 1, start + 2]), state.tables, also)
+    drafted = (batch.length == AHEAD) & (draft >= 0)
+    accepted, never = drafted & (token[: len(draft)] == draft), jnp.zeros_like(drafted)
+    return _outputs(logits, token, both, num_top)._replace(
+        drafted=jnp.concatenate([drafted, never]), accepted=jnp.concatenate([accepted, never])
+    )
+
+
+def _doubled(rows: Rows) -> Rows:
+    doubled: Rows = jax.tree.map(lambda array: jnp.concatenate([array, array]), rows)
+    return doubled
+
+
 def _counted(
-    tables: Tables | None, batch: StepInput, token: Int[Array, " b"], which: Array | None = None
+    tables: Tables | None, batch: StepInput, token: Int[Array, " b"], which: Bool[Array, " b"]
 ) -> Tables | None:
-    """`which` [b]: rows whose token counts; None: all."""
+    """`which`: rows whose token counts."""
     if tables is None or batch.adjust is None:
         return tables
-    adjust = batch.adjust
-    return count(tables, adjust if which is None else adjust._replace(table=jnp.where(which, adjust.table, 0)), token)
+    return count(tables, batch.adjust._replace(table=jnp.where(which, batch.adjust.table, 0)), token)
+
+
+def _guess(
+    logits: Float[Array, "b v"], batch: StepInput, positions: Int[Array, " b"], tables: Tables | None
+) -> Int[Array, " b"]:
+    if tables is not None and batch.adjust is not None:
+        logits = adjusted(logits, tables, batch.adjust)
+    return guess(logits, batch.sampling, positions)
 
 
 def _outputs(logits: Float[Array, "n v"], token: Int[Array, " n"], batch: StepInput, num_top: int) -> StepOutputs:
     logprobs = jax.nn.log_softmax(logits)
     top_logprobs, top_ids = top_if(batch.want_top, logprobs, num_top)
-    n = len(token)
+    shape = (len(token), AHEAD)
     return StepOutputs(
         token=token,
         logprob=jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0],
-        target_logprobs=jnp.take_along_axis(logprobs, jnp.tile(batch.targets, (AHEAD, 1)), axis=1),
+        target_logprobs=jnp.take_along_axis(logprobs, batch.targets, axis=1),
         finite=jnp.isfinite(logits).all(axis=-1),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
-        prompt_logprobs=jnp.zeros((n, AHEAD)),
-        prompt_top_ids=jnp.zeros((n, AHEAD, num_top), jnp.int32),
-        prompt_top_logprobs=jnp.zeros((n, AHEAD, num_top)),
+        prompt_logprobs=jnp.zeros(shape),
+        prompt_top_ids=jnp.zeros((*shape, num_top), jnp.int32),
+        prompt_top_logprobs=jnp.zeros((*shape, num_top)),
     )

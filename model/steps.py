@@ -138,14 +138,18 @@ def draw(
     batch: StepInput,
     positions: Int[Array, " b"],
     tables: Tables | None,
+    also: Int[Array, " b"] | None = None,
 ) -> Int[Array, " b"]:
-    """The token for these positions of the batch's rows: fixed by logits, seed, position and the row's tables."""
+    """The token for these positions of the batch's rows: fixed by logits, seed, position and the row's tables.
+    `also`: see `adjusted`."""
 
-    def choose(raw: jax.Array, sampling: Sampling, positions: jax.Array, adjust: Adjust | None) -> jax.Array:
-        wanted = raw if tables is None or adjust is None else adjusted(raw, tables, adjust)
+    def choose(
+        raw: jax.Array, sampling: Sampling, positions: jax.Array, adjust: Adjust | None, also: jax.Array | None
+    ) -> jax.Array:
+        wanted = raw if tables is None or adjust is None else adjusted(raw, tables, adjust, also)
         return sample(wanted, sampling, positions)
 
-    token: Int[Array, " b"] = model.arithmetic.rows(choose, logits, batch.sampling, positions, batch.adjust)
+    token: Int[Array, " b"] = model.arithmetic.rows(choose, logits, batch.sampling, positions, batch.adjust, also)
     return token
 
 
