@@ -128,6 +128,20 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     template: Annotated[str, Meta(description="a row template (TOML); empty: template.toml beside the model")] = ""
 
 
+class AttentionSection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a token sees of what came before it; models with windows of their own need nothing here."""
+
+    kind: Annotated[
+        Literal["full", "window"],
+        Meta(
+            description="full: everything; window: the last tokens and the first few, which no model was trained for: "
+            "a request keeps a fixed number of KV pages, and answers get worse where what matters is further back"
+        ),
+    ] = "full"
+    window: Annotated[int, Meta(ge=1, description="positions that a token sees, its own included")] = 128
+    sinks: Annotated[int, Meta(ge=0, description="first positions that all see")] = 4
+
+
 class RuntimeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """JAX itself."""
 
@@ -162,6 +176,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything `tidegate serve` and `tidegate score` take."""
 
     model: ModelSection = ModelSection()
+    attention: AttentionSection = AttentionSection()
     engine: EngineConfig = EngineConfig()
     server: ServerConfig = ServerConfig()
     auth: AuthConfig = AuthConfig()

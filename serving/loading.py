@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
+import msgspec
 
+from model.architecture import Window
 from model.chat import ChatTemplate
 from model.fingerprint import fingerprint
 from model.load import load_model
@@ -18,8 +20,10 @@ from model.template import Template
 from model.tokenizer import Detokenizer, Tokenizer
 
 from .backend import Backend
-from .config import Config
+from .config import Config, EngineConfig
+from .engine.buckets import MIN_CHUNK_TOKENS
 from .engine.engine import Engine
+from .engine.ring import Ring
 from .engine.runner import JaxRunner, use_compilation_cache
 from .pipeline.language import Language
 from .pipeline.llguide import make_guide
@@ -40,16 +44,21 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
     model = load_model(directory, dtype=dtype, mesh=mesh, strict_mesh=True)
     if config.engine.deterministic:
         model.arithmetic = model.arithmetic.fixed()
+    engine_config, ring = config.engine, None
+    if config.attention.kind == "window":
+        window = Window(config.attention.window, config.attention.sinks)
+        model.narrow(window)
+        engine_config, ring = windowed(config.engine, window)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the model {model.config.vocab_size}"
         )
     max_context = min(config.engine.max_context, model.config.max_position)
-    runner = JaxRunner(model, config.engine, max_context=max_context, mesh=mesh)
+    runner = JaxRunner(model, engine_config, max_context=max_context, mesh=mesh, ring=ring)
     # Kept pages of one arithmetic have other bits than those of another; with an MTP layer's part they are larger.
     mark = f"{fingerprint(directory)} {model.embed_tokens.weight().dtype} {model.arithmetic}"
-    mark += " mtp" if config.engine.speculate else ""
-    engine = Engine(runner, config.engine, max_context=max_context, clock=clock, fingerprint=mark)
+    mark += f"{' mtp' if config.engine.speculate else ''} {config.attention if ring else ''}"
+    engine = Engine(runner, engine_config, max_context=max_context, clock=clock, fingerprint=mark, ring=ring)
     language = make_language(
         tokenizer,
         chat,
@@ -59,6 +68,13 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
         adjusts=config.engine.sampling_tables,
     )
     return Backend(language, engine, lambda: runner.num_compiles, runner.footprint)
+
+
+def windowed(config: EngineConfig, window: Window) -> tuple[EngineConfig, Ring]:
+    """Chunks no longer than the window: a longer one holds pages of tokens that it does not see itself."""
+    chunk = min(config.prefill_chunk, max(window.size, MIN_CHUNK_TOKENS))
+    ring = Ring.of(window.size, window.sinks, config.page_size, chunk)
+    return msgspec.structs.replace(config, prefill_chunk=chunk), ring
 
 
 def load_template(path: str, directory: Path) -> Template | None:

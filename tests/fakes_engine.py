@@ -12,6 +12,7 @@ from serving.engine.costs import StepCosts
 from serving.engine.kv_pool import KvPool
 from serving.engine.kv_tiers import KvTiers
 from serving.engine.loop import Loop
+from serving.engine.ring import Ring
 from serving.engine.scheduler import Events, Scheduler
 from serving.engine.sequence import Sequence, make_sequences
 from serving.engine.stats import EngineStats
@@ -71,6 +72,7 @@ class TurnedEngine:
         ms_per_token: float = 0.0,
         make_tiers: Callable[[FakeRunner], KvTiers] | None = None,
         speculate_rows: int = 0,
+        ring: Ring | None = None,
         **faults: object,
     ) -> None:
         buckets = [
@@ -88,7 +90,7 @@ class TurnedEngine:
             **faults,  # type: ignore[arg-type]
         )
         self.model = self.runner.model
-        self.pool = KvPool(num_pages, config.page_size)
+        self.pool = KvPool(num_pages, config.page_size, ring)
         self.costs = StepCosts()
         self.tiers = KvTiers.off() if make_tiers is None else make_tiers(self.runner)
         self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, self.costs, tiers=self.tiers)

@@ -1,12 +1,27 @@
-"""A small random DeepSeek-V3-form model: MLA, a dense and a MoE layer, groups, a shared expert, an MTP layer."""
+"""A small random DeepSeek-V3-form model (MLA, a dense and a MoE layer, groups, a shared expert, an MTP layer), the
+engine's core around one, and what its own full forward says."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from numpy.typing import NDArray
 
 from model.config import ModelConfig
 from model.transformer import Transformer
+from serving.config import EngineConfig
+from serving.engine.buckets import BucketSet
+from serving.engine.kv_pool import KvPool
+from serving.engine.loop import Loop
+from serving.engine.ring import Ring
+from serving.engine.runner import JaxRunner
+from serving.engine.scheduler import Events, Scheduler
+from serving.engine.sequence import Sequence, make_sequences
+from serving.engine.stats import EngineStats
+from serving.types import Job, Prepared, Update
+from tests.fakes import FakeClock
 
 TINY_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -49,3 +64,48 @@ TINY_V3: dict[str, Any] = {
 def tiny_model(seed: int = 0, **changes: Any) -> Transformer:
     config = ModelConfig.from_hub({**TINY_V3, **changes})
     return Transformer(config, rngs=nnx.Rngs(seed), dtype=jnp.dtype(jnp.float32))
+
+
+class Driven:
+    """A loop around one warm JaxRunner, turned by hand."""
+
+    def __init__(self, runner: JaxRunner, config: EngineConfig, ring: Ring | None = None) -> None:
+        self.runner = runner
+        self.pool = KvPool(runner.num_pages, config.page_size, ring)
+        self.scheduler = Scheduler(config, BucketSet(runner.buckets), self.pool, 64)
+        self.clock = FakeClock()
+        self.loop = Loop(runner, self.scheduler, self._record, clock=self.clock, stats=EngineStats())
+        self.updates: dict[Sequence, list[Update]] = {}
+
+    def _record(self, events: Events) -> None:
+        for row, update in events:
+            self.updates.setdefault(row, []).append(update)
+
+    def run(self, *rows: Prepared) -> list[list[Update]]:
+        sequences = make_sequences(self, Job("job", "t", rows))
+        for row in sequences:
+            self.scheduler.check(row)
+            self.scheduler.submit(row, self.clock())
+        while not self.loop.idle:
+            self.loop.turn()
+        return [self.updates[row] for row in sequences]
+
+
+class Logprobs:
+    """Log-probabilities after each token of a prompt, by one full forward at a fixed shape."""
+
+    def __init__(self, model: Transformer) -> None:
+        graph, params = nnx.split(model)
+
+        @jax.jit
+        def forward(params: nnx.State, tokens: jax.Array) -> jax.Array:
+            merged: Transformer = nnx.merge(graph, params)
+            hidden = merged.hidden(tokens, jnp.arange(64)[None, :])
+            return jax.nn.log_softmax(merged.logits(hidden))[0]
+
+        self._forward, self._params = forward, params
+
+    def __call__(self, context: list[int]) -> NDArray[np.float32]:
+        padded = np.zeros((1, 64), np.int32)
+        padded[0, : len(context)] = context
+        return np.asarray(self._forward(self._params, padded))[: len(context)]

@@ -41,6 +41,7 @@ from .inbox import Inbox
 from .kv_pool import KvPool
 from .loop import Loop
 from .masks import Masks
+from .ring import Ring
 from .scheduler import Events, Scheduler
 from .stats import EngineStats
 from .ticket import Listener, Ticket
@@ -63,7 +64,8 @@ class Engine:
     """`max_context`: tokens that the model may see. `clock`: seconds, the one that deadlines are on.
 
     `stats` may be given, so that a metrics endpoint can hold it before the engine exists. `fingerprint` says which
-    weights and dtype the runner has: profiles on disk are for these alone. OSError where `profile_dir` cannot be used.
+    weights and dtype the runner has: profiles on disk are for these alone. `ring`: of a model that sees a window.
+    OSError where `profile_dir` cannot be used.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         stats: EngineStats | None = None,
         fingerprint: str = "",
+        ring: Ring | None = None,
     ) -> None:
         self._runner, self._config, self._clock = runner, config, clock
-        self._pool = KvPool(runner.num_pages, config.page_size)
+        self._pool = KvPool(runner.num_pages, config.page_size, ring)
         buckets = BucketSet(runner.buckets)
         buckets.check(config, max_context)
         costs = StepCosts()

@@ -24,6 +24,7 @@ class Footprint:
     table_bytes: int
     page_bytes: int
     num_pages: int
+    pages_per_row: int  # of a request of full length
     programs: tuple[ProgramCost, ...]
 
     def render(self) -> str:
@@ -39,6 +40,7 @@ class Footprint:
         lines += [
             f"weights       {self.weight_bytes / _MB:12.1f} MB",
             f"KV cache      {cache / _MB:12.1f} MB  {self.num_pages} pages of {self.page_bytes} bytes",
+            f"one request   {self.pages_per_row * self.page_bytes / _MB:12.1f} MB  {self.pages_per_row} pages at most",
             f"logit tables  {self.table_bytes / _MB:12.1f} MB",
             f"largest step  {peak / _MB:12.1f} MB",
             f"in all        {total / _MB:12.1f} MB, {len(self.programs)} buckets, "

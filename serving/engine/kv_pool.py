@@ -8,18 +8,21 @@ that raises PoolError.
 
 from collections.abc import Iterable
 
+from .ring import Ring
+
 
 class PoolError(RuntimeError):
     """The caller broke the pool's rules: our bug, never a client's."""
 
 
 class KvPool:
-    """`num_pages` counts the reserved page 0; `page_size` is in tokens. Owners are any hashable ids."""
+    """`num_pages` counts the reserved page 0; `page_size` is in tokens. Owners are any hashable ids. `ring`: rows keep
+    no more than that."""
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, ring: Ring | None = None) -> None:
         if num_pages < 2 or page_size < 1:
             raise ValueError(f"a pool needs two pages of one token at least, got {num_pages} pages of {page_size}")
-        self.page_size = page_size
+        self.page_size, self.ring = page_size, ring
         self.total = num_pages - 1
         self.high_water = 0
         self._free = list(range(num_pages - 1, 0, -1))  # a stack: the last page given back is the next one given out
@@ -41,8 +44,13 @@ class KvPool:
         return self.total - len(self._free) - self._num_cached
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` tokens occupy."""
-        return -(-num_tokens // self.page_size)
+        """Pages that a row of `num_tokens` tokens holds."""
+        pages = -(-num_tokens // self.page_size)
+        return pages if self.ring is None else min(pages, self.ring.size)
+
+    def turns(self, num_tokens: int) -> bool:
+        """Whether a row of `num_tokens` tokens uses its pages more than once: nobody can share them."""
+        return self.ring is not None and num_tokens > self.ring.size * self.page_size
 
     def is_used(self, page: int) -> bool:
         return self._refs[page] > 0

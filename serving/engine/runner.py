@@ -32,6 +32,7 @@ from .footprint import Footprint
 from .memory import free_bytes, is_tight, num_pages
 from .page_copies import PageCopies, PagesOut
 from .programs import Program, Programs
+from .ring import Ring
 from .step import padding
 from .tables import TableWriter
 from .wire import pack, unpack_outputs
@@ -67,18 +68,20 @@ class JaxRunner:
         mesh: Mesh | None = None,
         compile_threads: int = 2,
         buckets: Sequence[Bucket] | None = None,
+        ring: Ring | None = None,
     ) -> None:
         self._mesh, self._compile_threads = mesh, compile_threads
         self._buckets = tuple(buckets or derive(config, max_context))
         self._made = Programs(model, config, mesh)
         self._vocab_size = model.config.vocab_size
         free = free_bytes(next(iter(self._made.leaves[0].devices()))) - self._made.table_bytes
-        pages_per_row = -(-max_context // config.page_size)
-        if is_tight(config.num_pages, pages_per_row * config.max_slots * self._made.page_bytes, free):
-            free -= self._peak_bytes(pages_per_row + 1)
+        whole = -(-max_context // config.page_size)
+        self._pages_per_row = whole if ring is None else min(whole, ring.size)
+        if is_tight(config.num_pages, self._pages_per_row * config.max_slots * self._made.page_bytes, free):
+            free -= self._peak_bytes(self._pages_per_row + 1)
         self._num_pages = num_pages(
             asked=config.num_pages,
-            pages_per_row=pages_per_row,
+            pages_per_row=self._pages_per_row,
             max_slots=config.max_slots,
             page_bytes=self._made.page_bytes,
             free=free,
@@ -202,6 +205,7 @@ class JaxRunner:
             table_bytes=self._made.table_bytes,
             page_bytes=self._made.page_bytes,
             num_pages=self._num_pages,
+            pages_per_row=self._pages_per_row,
             programs=tuple(self._programs[bucket].cost for bucket in self._buckets if bucket in self._programs),
         )
 

@@ -125,7 +125,8 @@ class Running:
         return [rows[i] for i in np.flatnonzero(ends > self.slots.num_pages[slots] * self._pool.page_size)]
 
     def lacks_page(self, row: Sequence, most: int) -> bool:
-        return self.slots.position[row.slot] + row.next_chunk(most) > len(row.pages) * self._pool.page_size
+        end = self.slots.position[row.slot] + row.next_chunk(most)
+        return bool(end > self.slots.num_pages[row.slot] * self._pool.page_size)
 
     def grow(self, row: Sequence) -> None:
         """One more page, which `available` must have."""
@@ -136,7 +137,7 @@ class Running:
     def read(self, row: Sequence, end: int, now_s: float) -> None:
         """Positions below `end` are in the row's pages for good: whole ones go to the cache."""
         page_size = self._pool.page_size
-        while self._cache.enabled and (row.num_registered + 1) * page_size <= end:
+        while self._cache.enabled and not row.turns and (row.num_registered + 1) * page_size <= end:
             place = row.num_registered
             key = self._key(row, place)
             self._cache.register(key, place, row.pages[place], now_s)

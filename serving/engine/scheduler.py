@@ -61,7 +61,7 @@ class Scheduler:
         lru: LruK[bytes] = LruK(correlated_s=config.lru_window_s, max_history=_LRU_HISTORY * pool.total)
         self.tiers = tiers or KvTiers.off()
         self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache, evicted=self.tiers.evicted)
-        self._running = Running(Slots(config.max_slots, buckets.max_pages()), pool, self.cache, self.tiers)
+        self._running = Running(Slots(config.max_slots, buckets.max_pages(), pool.ring), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
         self.generation = Generation(self._running, buckets, pool.page_size)
         self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
@@ -107,7 +107,10 @@ class Scheduler:
         row of its job that passed."""
         self.tiers.check(row)
         self._limits.check(row)
-        if self.cache.enabled and not self._limits.is_score(row):  # hashed here, on the caller's thread
+        row.turns = self._limits.turns(row)
+        if (
+            self.cache.enabled and not row.turns and not self._limits.is_score(row)
+        ):  # hashed here, on the caller's thread
             same = before is not None and before.prompt is row.prompt and before.keys
             row.keys = same.copy() if same else chain(row.tenant, row.prompt, self._pool.page_size)
 

@@ -63,6 +63,7 @@ class Sequence(Struct, eq=False):
     slot: int = 0  # 0: none
     pages: list[int] = []  # in order of position
     keys: list[bytes] = []  # of the whole pages of prompt and output, see `page_keys`
+    turns: bool = False  # its pages are used more than once, see `ring`: it has no keys
     num_registered: int = 0  # of those pages, in the prefix cache
     prefilled: int = 0
     planned: int = 0

@@ -7,17 +7,18 @@ rows have become. Slot 0 belongs to nobody and holds the neutral values that pad
 import numpy as np
 from numpy.typing import NDArray
 
+from .ring import Ring
 from .sequence import Sequence
 
 
 class Slots:
-    """`max_slots` rows with up to `max_pages` pages each."""
+    """`max_slots` rows with up to `max_pages` pages each, which come round where there is a `ring`."""
 
-    def __init__(self, max_slots: int, max_pages: int) -> None:
-        n = max_slots + 1
+    def __init__(self, max_slots: int, max_pages: int, ring: Ring | None = None) -> None:
+        n, self._ring = max_slots + 1, ring
         self._free = list(range(max_slots, 0, -1))
         self.page_table: NDArray[np.int32] = np.zeros((n, max_pages), np.int32)
-        self.num_pages: NDArray[np.int32] = np.zeros(n, np.int32)  # of the page table that are in use
+        self.num_pages: NDArray[np.int32] = np.zeros(n, np.int32)  # places of the page table that are in use
         self.position: NDArray[np.int32] = np.zeros(n, np.int32)  # of the token that the next step feeds, at most
         self.temperature: NDArray[np.float32] = np.zeros(n, np.float32)
         self.top_k: NDArray[np.int32] = np.zeros(n, np.int32)
@@ -39,6 +40,7 @@ class Slots:
         slot = self._free.pop()
         self.page_table[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
+        self._turn(slot)
         self.position[slot] = row.num_prompt
         self.want_top[slot] = row.top > 0
         if row.sampling is not None:
@@ -55,6 +57,14 @@ class Slots:
         """Room for `page_size` more positions."""
         self.page_table[slot, self.num_pages[slot]] = page
         self.num_pages[slot] += 1
+        self._turn(slot)
+
+    def _turn(self, slot: int) -> None:
+        """A row that has all pages of its ring needs no more."""
+        if self._ring is not None and self.num_pages[slot] == self._ring.size:
+            width = self.page_table.shape[1]
+            self.page_table[slot] = self._ring.table(self.page_table[slot, : self._ring.size].tolist(), width)
+            self.num_pages[slot] = width
 
     def release(self, slot: int) -> None:
         """Back to the neutral values, so that no later batch reads what was here."""

@@ -67,7 +67,7 @@ class Visitor:
 
 def fake_backend(runner: FakeRunner) -> Backend:
     engine = Engine(runner, EngineConfig(), max_context=512, clock=time.monotonic)
-    return Backend(byte_language(), engine, lambda: 7, lambda: Footprint(0, 0, 0, 0, ()))
+    return Backend(byte_language(), engine, lambda: 7, lambda: Footprint(0, 0, 0, 0, 0, ()))
 
 
 def serve(

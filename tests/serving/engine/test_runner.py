@@ -9,23 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy.typing import NDArray
 
 from model.sharding import make_mesh, replicated
 from model.transformer import Transformer
 from serving.batch import Batch, Bucket, Kind
 from serving.config import EngineConfig
-from serving.engine.buckets import BucketSet
-from serving.engine.kv_pool import KvPool
-from serving.engine.loop import Loop
 from serving.engine.runner import JaxRunner
-from serving.engine.scheduler import Events, Scheduler
-from serving.engine.sequence import Sequence, make_sequences
-from serving.engine.stats import EngineStats
+from serving.engine.sequence import make_sequences
 from serving.engine.step import score_step
 from serving.types import Job, Prepared, SamplingParams, TokenLogprob, Update
-from tests.fakes import FakeClock
-from tests.fakes_model import tiny_model
+from tests.fakes_model import Driven, Logprobs, tiny_model
 
 CONFIG = EngineConfig(
     max_slots=4,
@@ -40,31 +33,6 @@ CONFIG = EngineConfig(
     max_score_tokens=32,
     score_batch_tokens=128,
 )
-
-
-class Driven:
-    """A loop around one warm JaxRunner, turned by hand."""
-
-    def __init__(self, runner: JaxRunner) -> None:
-        self.runner = runner
-        self.pool = KvPool(runner.num_pages, CONFIG.page_size)
-        self.scheduler = Scheduler(CONFIG, BucketSet(runner.buckets), self.pool, 64)
-        self.clock = FakeClock()
-        self.loop = Loop(runner, self.scheduler, self._record, clock=self.clock, stats=EngineStats())
-        self.updates: dict[Sequence, list[Update]] = {}
-
-    def _record(self, events: Events) -> None:
-        for row, update in events:
-            self.updates.setdefault(row, []).append(update)
-
-    def run(self, *rows: Prepared) -> list[list[Update]]:
-        sequences = make_sequences(self, Job("job", "t", rows))
-        for row in sequences:
-            self.scheduler.check(row)
-            self.scheduler.submit(row, self.clock())
-        while not self.loop.idle:
-            self.loop.turn()
-        return [self.updates[row] for row in sequences]
 
 
 @pytest.fixture(scope="module")
@@ -85,32 +53,12 @@ def runner(model: Transformer) -> Iterator[JaxRunner]:
 @pytest.fixture
 def driven(runner: JaxRunner) -> Driven:
     runner.reset()
-    return Driven(runner)
+    return Driven(runner, CONFIG)
 
 
 @pytest.fixture(scope="module")
-def logprobs(model: Transformer) -> "Logprobs":
+def logprobs(model: Transformer) -> Logprobs:
     return Logprobs(model)
-
-
-class Logprobs:
-    """Log-probabilities after each token of a prompt, by one full forward at a fixed shape."""
-
-    def __init__(self, model: Transformer) -> None:
-        graph, params = nnx.split(model)
-
-        @jax.jit
-        def forward(params: nnx.State, tokens: jax.Array) -> jax.Array:
-            merged: Transformer = nnx.merge(graph, params)
-            hidden = merged.hidden(tokens, jnp.arange(64)[None, :])
-            return jax.nn.log_softmax(merged.logits(hidden))[0]
-
-        self._forward, self._params = forward, params
-
-    def __call__(self, context: list[int]) -> NDArray[np.float32]:
-        padded = np.zeros((1, 64), np.int32)
-        padded[0, : len(context)] = context
-        return np.asarray(self._forward(self._params, padded))[: len(context)]
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -195,7 +143,7 @@ def test_a_mesh_of_one_device_gives_the_same(model: Transformer, driven: Driven)
     meshed = JaxRunner(placed, CONFIG, max_context=64, mesh=mesh, buckets=buckets)
     meshed.warmup(lambda done, total: None)
     rows = [Prepared(prompt(9), sampling=greedy(4)), Prepared(prompt(12), targets=(5, 6))]
-    plain, on_mesh = driven.run(*rows), Driven(meshed).run(*rows)
+    plain, on_mesh = driven.run(*rows), Driven(meshed, CONFIG).run(*rows)
     assert [t.token_id for t in tokens(plain[0])] == [t.token_id for t in tokens(on_mesh[0])]
     assert plain[1][-1].target_logprobs == pytest.approx(on_mesh[1][-1].target_logprobs, abs=1e-4)
     meshed.close()
