@@ -9,7 +9,7 @@ late in the rows' lives: the cost must not grow with history. Floors: ratio 1, a
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class NullRunner:
         return self._outputs[batch.bucket.rows]
 
     page_bytes, page_copy_s = 0, 0.0
+    step_s: Mapping[Bucket, float] = {}
 
     def read_pages(self, pages: Sequence[int]) -> PendingPages:
         raise NotImplementedError("no tiers here")

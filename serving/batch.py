@@ -5,7 +5,7 @@ no-op of the same shape, so one compiled program serves every feature. Row r is 
 and slot 0 belong to nobody and take the writes of padding. JAX arrays never cross this border.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -150,6 +150,11 @@ class Runner(Protocol):
     @property
     def page_copy_s(self) -> float:
         """Seconds that a write of one page took in the warm-up, from host memory; 0 before it."""
+        ...
+
+    @property
+    def step_s(self) -> Mapping[Bucket, float]:
+        """Seconds that steps with a KV cache took in the warm-up; empty before it."""
         ...
 
     def warmup(self, progress: "Progress") -> None:

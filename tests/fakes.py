@@ -164,6 +164,10 @@ class FakeRunner:
         return self._page_size * 4
 
     @property
+    def step_s(self) -> Mapping[Bucket, float]:
+        return {}
+
+    @property
     def page_copy_s(self) -> float:
         return 0.0
 

@@ -83,7 +83,7 @@ class Engine:
         self._pool = KvPool(runner.num_pages, config.page_size, ring)
         buckets = BucketSet(runner.buckets)
         buckets.check(config, max_context)
-        costs = StepCosts()
+        self._costs = costs = StepCosts()
         self._mask_threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="tidegate-masks")
         self._masks = Masks(self._mask_threads.submit)
         self._disk_thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-profiles")
@@ -196,6 +196,8 @@ class Engine:
         failure: Exception | None = None
         try:
             self._runner.warmup(self._report)
+            for bucket, seconds in self._runner.step_s.items():
+                self._costs.observe(bucket, seconds)
             self._ready_at_s = self._clock()
             self._loop.begin()
             self._settled.set()

@@ -92,6 +92,7 @@ class JaxRunner:
         self._tables: TableWriter | None = None
         self._copies: PageCopies | None = None
         self._page_copy_s = 0.0
+        self._step_s: dict[Bucket, float] = {}
         self._compiles = CompileCounter()
 
     @property
@@ -111,12 +112,16 @@ class JaxRunner:
         return self._page_copy_s
 
     @property
+    def step_s(self) -> dict[Bucket, float]:
+        return self._step_s
+
+    @property
     def num_compiles(self) -> int:
         """Programs built in this process since the runner exists."""
         return self._compiles.count
 
     def warmup(self, progress: Progress) -> None:
-        """Compile every bucket, a few at a time, the largest first; then run the smallest of each kind on padding.
+        """Compile every bucket, a few at a time, the largest first; then run them on padding.
 
         What `progress` raises ends it, and so does a program that compiles and cannot run.
         """
@@ -138,8 +143,7 @@ class JaxRunner:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        for bucket in {b.kind: b for b in order}.values():  # the last of a kind is its smallest
-            self.submit(padding(bucket)).result()
+        self._try_out(order)
         self._page_copy_s = self._measure_copy()
         # What tracing left stays for ever: each full collection would walk it all, while no request is answered.
         gc.collect()
@@ -176,6 +180,16 @@ class JaxRunner:
         assert self._copies is not None
         assert self._state is not None
         self._state = self._state._replace(pools=self._copies.write(self._state.pools, pages, content))
+
+    def _try_out(self, largest_first: Sequence[Bucket]) -> None:
+        """Run a step of each bucket, of SCORE the smallest alone: what they take tells how long a chunk may be."""
+        scores = [bucket for bucket in largest_first if bucket.kind is Kind.SCORE]
+        for bucket in scores[-1:]:
+            self.submit(padding(bucket)).result()
+        for bucket in (bucket for bucket in largest_first if bucket.kind is not Kind.SCORE):
+            start = time.perf_counter()
+            self.submit(padding(bucket)).result()
+            self._step_s[bucket] = time.perf_counter() - start
 
     def _measure_copy(self) -> float:
         """Seconds a page: the second of two writes to page 0, waited for by a read."""

@@ -4,11 +4,12 @@ import queue
 import threading
 from collections import defaultdict
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.batch import Batch, Progress
+from serving.batch import Batch, Bucket, Kind, Progress
 from serving.config import EngineConfig
 from serving.engine.engine import Engine
 from serving.engine.page_keys import chain
@@ -109,6 +110,30 @@ def test_jobs_from_many_threads_are_each_answered_once() -> None:
     engine.close()
     assert engine.stats.finished_rows == 80
     assert engine.stats.pages_used == 0
+
+
+class Timed(FakeRunner):
+    """Its warm-up measured a second a token."""
+
+    @property
+    def step_s(self) -> dict[Bucket, float]:
+        return {b: float(b.rows * b.tokens) for b in self.buckets if b.kind is not Kind.SCORE}
+
+
+def test_what_steps_took_in_the_warm_up_limits_the_first_prompt_beside_a_stream() -> None:
+    """A token takes 1 s for each row of a decode step of 4 rows, so a chunk of 64 tokens would stretch it too far."""
+    config = msgspec.structs.replace(CONFIG, token_gap_ms=1.0, prefill_chunk=256)
+    buckets = (Bucket(Kind.EXTEND, 1, 4, 32), Bucket(Kind.EXTEND, 1, 64, 32), Bucket(Kind.DECODE, 4, 1, 32))
+    runner = Timed(max_slots=4, buckets=buckets)
+    engine = started(runner, config)
+    answers = Answers()
+    engine.submit(job(generate(max_tokens=100), generate(tuple(range(2, 62)), 1)), answers)
+    answers.wait(2)
+    engine.close()
+    kinds = [(batch.bucket.kind, batch.bucket.tokens) for batch in runner.batches]
+    first = kinds.index((Kind.DECODE, 1))
+    assert (Kind.EXTEND, 4) in kinds[first:]
+    assert (Kind.EXTEND, 64) not in kinds[first:]
 
 
 class SlowWarmup(FakeRunner):

@@ -111,6 +111,11 @@ def test_a_sampled_row_is_the_same_alone_and_among_others(driven: Driven) -> Non
     assert [t.token_id for t in tokens(alone)] != [t.token_id for t in tokens(different)]
 
 
+def test_the_warm_up_timed_every_step_with_a_cache(runner: JaxRunner) -> None:
+    assert set(runner.step_s) == {bucket for bucket in runner.buckets if bucket.kind is not Kind.SCORE}
+    assert min(runner.step_s.values()) > 0
+
+
 def test_nothing_compiles_after_warmup(driven: Driven, runner: JaxRunner) -> None:
     before = runner.num_compiles
     for length in (1, 8, 16, 17, 32, 33, 63):
