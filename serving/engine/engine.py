@@ -37,6 +37,7 @@ from serving.types import Job, ProfileInfo, Update
 
 from .buckets import BucketSet
 from .costs import StepCosts
+from .gauges import Gauges
 from .inbox import Inbox
 from .kv_pool import KvPool
 from .loop import Loop
@@ -91,6 +92,7 @@ class Engine:
         self._scheduler = Scheduler(config, buckets, self._pool, max_context, costs, self._masks, self._tiers)
         self.stats = stats or EngineStats()
         self._loop = Loop(runner, self._scheduler, self._deliver, clock=clock, stats=self.stats, costs=costs)
+        self._gauges = Gauges(self.stats, self._scheduler, self._pool)
         self._inbox = Inbox()
         self._open: dict[Ticket, None] = {}  # tickets with rows that have not been answered
         self._progress = (0, len(runner.buckets))
@@ -251,20 +253,9 @@ class Engine:
                 self._open.pop(ticket, None)
 
     def _gauge(self) -> None:
-        stats = self.stats
-        with_work_s = self._clock() - (self._ready_at_s or 0.0) - stats.device_idle_s
-        stats.stall_ratio = stats.device_stall_s / with_work_s if with_work_s > 0 else 0.0
-        stats.waiting_rows = self._scheduler.num_waiting
-        stats.waiting_tokens = self._scheduler.num_waiting_tokens
-        stats.running_rows = self._scheduler.num_running
-        stats.pages_total, stats.pages_used = self._pool.total, self._pool.used
-        stats.pages_cached, stats.pages_high_water = self._pool.cached, self._pool.high_water
-        stats.preemptions, stats.cached_tokens = self._scheduler.num_preempted, self._scheduler.num_cached_tokens
-        generation = self._scheduler.generation
-        stats.drafted_tokens, stats.accepted_tokens = generation.num_drafted, generation.num_accepted
-        stats.evicted_pages = self._scheduler.cache.num_evicted
-        stats.host_hit_tokens, stats.disk_hit_tokens = self._tiers.num_host_tokens, self._tiers.num_disk_tokens
-        stats.host_bytes, stats.bad_profile_files = self._tiers.host.num_bytes, self._tiers.num_bad_files
+        self._gauges.read(self._clock() - (self._ready_at_s or 0.0) - self.stats.device_idle_s)
+        if self._loop.idle:
+            self._gauges.audit()
 
     def _stop(self, failure: Exception | None) -> None:
         """Answer everyone who still waits, and let the runner go."""

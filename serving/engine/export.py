@@ -45,6 +45,21 @@ def engine_readings(stats: EngineStats, *, num_compiles: int) -> Iterator[Readin
     yield _gauge("tidegate_kv_pages_cached", "KV pages kept for prompts that start the same.", stats.pages_cached)
     yield _gauge("tidegate_kv_host_bytes", "KV pages in host memory.", stats.host_bytes)
     yield _gauge("tidegate_kv_pages_high_water", "Most KV pages ever in use.", stats.pages_high_water)
+    yield _gauge(
+        "tidegate_kv_pages_leaked",
+        "KV pages neither free nor cached nor a live row's, by an audit of all pages when the engine becomes idle.",
+        stats.pages_leaked,
+    )
+    yield _gauge(
+        "tidegate_kv_internal_fragmentation_ratio",
+        "Of the token room in used KV pages, the share beyond their rows' prompts and output.",
+        stats.internal_fragmentation,
+    )
+    yield _gauge(
+        "tidegate_kv_external_fragmentation_ratio",
+        "Of the KV pages in nobody's use, the share that no row could get: cached ones that cannot be evicted.",
+        stats.external_fragmentation,
+    )
 
 
 def _counter(name: str, text: str, value: float) -> Reading:

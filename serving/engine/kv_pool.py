@@ -25,6 +25,7 @@ class KvPool:
         self.page_size, self.ring = page_size, ring
         self.total = num_pages - 1
         self.high_water = 0
+        self.num_given = 0  # pages given to an owner, ever
         self._free = list(range(num_pages - 1, 0, -1))  # a stack: the last page given back is the next one given out
         self._refs = [0] * num_pages
         self._kept: set[int] = set()
@@ -60,6 +61,12 @@ class KvPool:
 
     def held_by(self, owner: object) -> frozenset[int]:
         return frozenset(self._held.get(owner, ()))
+
+    def num_leaked(self, held: Iterable[int], kept: Iterable[int]) -> int:
+        """Pages that are neither free nor accounted for, where rows have the pages `held` and the prefix cache those
+        `kept`, of which it answers for what no owner holds. Looks at every page."""
+        idle = {page for page in kept if self._refs[page] == 0}
+        return self.total - len({*self._free, *held, *idle})
 
     def take(self, owner: object, count: int) -> list[int]:
         """`count` fresh pages for `owner`. PoolError where fewer are free: ask `free` first."""
@@ -110,6 +117,7 @@ class KvPool:
     def _hold(self, owner: object, pages: list[int]) -> None:
         self._held.setdefault(owner, set()).update(pages)
         self.high_water = max(self.high_water, self.used)
+        self.num_given += len(pages)
 
     def _drop(self, page: int) -> bool:
         """One owner less; whether it was the last."""

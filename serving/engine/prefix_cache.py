@@ -38,6 +38,16 @@ class PrefixCache:
         """Pages that `take` could give: the free ones and those that only the cache wants."""
         return self._pool.free + self._pool.cached
 
+    @property
+    def pages(self) -> Iterable[int]:
+        """Those that are registered, whether rows use them or not."""
+        return self._name_of.keys()
+
+    @property
+    def num_stuck(self) -> int:
+        """Cached pages that `take` could not evict: none, as long as each was offered when its last row went."""
+        return self._pool.cached - len(self._lru)
+
     def match(self, keys: Keys[bytes]) -> list[int]:
         """The pages of the longest known prefix of a chain of keys."""
         pages: list[int] = []

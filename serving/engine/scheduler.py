@@ -87,6 +87,10 @@ class Scheduler:
         return self._masks.num_out
 
     @property
+    def running(self) -> Running:
+        return self._running
+
+    @property
     def num_running(self) -> int:
         return len(self._scoring) + len(self._running)
 

@@ -59,6 +59,12 @@ class Slots:
         self.num_pages[slot] += 1
         self._turn(slot)
 
+    def unfilled(self, page_size: int) -> int:
+        """Tokens for which the rows' pages have room beyond their prompts and what they have generated."""
+        most = self.page_table.shape[1] if self._ring is None else self._ring.size
+        room = np.minimum(self.num_pages, most) * page_size
+        return int(np.maximum(room - self.position, 0).sum())
+
     def _turn(self, slot: int) -> None:
         """A row that has all pages of its ring needs no more."""
         if self._ring is not None and self.num_pages[slot] == self._ring.size:

@@ -45,4 +45,7 @@ class EngineStats:
     pages_used: int = 0  # held by rows
     pages_cached: int = 0  # held by nobody, kept for prompts that start the same
     pages_high_water: int = 0
+    pages_leaked: int = 0  # neither free nor anybody's, when the engine was last idle
+    internal_fragmentation: float = 0.0  # of the room in used pages, what lies beyond the rows' tokens
+    external_fragmentation: float = 0.0  # of the pages that nobody uses, those that no row could get
     host_bytes: int = 0  # KV pages in host memory

@@ -90,6 +90,18 @@ def test_all_rows_of_a_step_come_in_one_call() -> None:
     engine.close()
 
 
+def test_pages_that_nobody_holds_are_found_when_it_is_idle() -> None:
+    engine = Engine(FakeRunner(max_slots=4), CONFIG, max_context=512)
+    engine._pool.take("a bug", 2)
+    engine.start()
+    assert engine.wait_ready(WAIT_S)
+    answers = Answers()
+    engine.submit(job(generate()), answers)
+    answers.wait(1)
+    engine.close()
+    assert engine.stats.pages_leaked == 2
+
+
 def test_jobs_from_many_threads_are_each_answered_once() -> None:
     engine = started(FakeRunner(max_slots=4), EngineConfig(max_slots=4, max_context=512))
     answers = [Answers() for _ in range(8)]

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from serving.batch import Kind
 from serving.config import EngineConfig
+from serving.engine.gauges import Gauges
 from serving.engine.host_tier import HostTier
 from serving.engine.kv_tiers import KvTiers
 from serving.engine.profile_disk import ProfileDisk, Work
@@ -169,6 +170,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert 0 not in holders
         assert pool.used == len(holders)
         assert pool.used + pool.cached + pool.free == pool.total
+        assert pool.num_leaked(holders, self.engine.scheduler.cache.pages) == 0
+        assert self.engine.scheduler.cache.num_stuck == 0
 
     @invariant()
     def what_has_ended_holds_nothing(self) -> None:
@@ -195,6 +198,11 @@ class EngineMachine(RuleBasedStateMachine):
             if self.engine.last(row).error is None and row.max_new:
                 assert self.engine.tokens(row) == self.engine.model.generate(p, row.max_new, stop=row.stops)
         assert self.engine.pool.used == 0
+        gauges = Gauges(self.engine.stats, self.engine.scheduler, self.engine.pool)
+        gauges.read(1.0)
+        gauges.audit()
+        stats = self.engine.stats
+        assert (stats.pages_leaked, stats.internal_fragmentation, stats.external_fragmentation) == (0, 0.0, 0.0)
         assert not self.engine.tiers.busy
         assert not self.engine.tiers.awaits_disk
         assert self.engine.scheduler.num_running == self.engine.scheduler.num_waiting == 0
