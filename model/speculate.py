@@ -50,16 +50,17 @@ def speculate_step(
     accepted = out.accepted[: len(draft)]
     tables = _counted(_counted(state.tables, batch, first, live), batch, second, accepted)
 
-    x, pool = model.mtp_paged(hidden, jnp.stack([first, second], axis=1), view, state.pools[-1])
-    newest = jnp.take_along_axis(x, accepted.astype(jnp.int32)[:, None, None], axis=1)[:, 0]
-    end = start + 1 + accepted  # where the newest token is
-    next_draft = _guess(model.logits(newest), batch, end + 1, tables)
+    last_token, end = jnp.where(accepted, second, first), start + 1 + accepted  # the newest token, and where it is
+    _, pool = model.mtp_paged(hidden, jnp.stack([first, second], axis=1), view, state.pools[-1])
+    newest = jnp.take_along_axis(hidden, accepted.astype(jnp.int32)[:, None, None], axis=1)  # attends for itself alone
+    view = PageView(batch.page_table, (end - 1)[:, None], live.astype(jnp.int32))
+    x, pool = model.mtp_paged(newest, last_token[:, None], view, pool)
+    next_draft = _guess(model.logits(x[:, 0]), batch, end + 1, tables)
     drafts = Drafts(
         state.drafts.position.at[slot].set(jnp.where(live, end, 0)),
         state.drafts.token.at[slot].set(jnp.where(live, next_draft, -1)),
     )
-    last_token = state.last_token.at[slot].set(jnp.where(accepted, second, first))
-    return DeviceState((*pools, pool), last_token, tables, drafts), out
+    return DeviceState((*pools, pool), state.last_token.at[slot].set(last_token), tables, drafts), out
 
 
 def _verify(
