@@ -70,9 +70,9 @@ def running(model: Transformer, config: EngineConfig, *, deterministic: bool) ->
     """A warm engine over the model, in one arithmetic or the other; closed at the end."""
     fast = model.arithmetic
     model.arithmetic = fast.fixed() if deterministic else fast
-    runner = JaxRunner(model, config, max_context=CONTEXT)
+    runner = JaxRunner(model, config, max_context=config.max_context)
     model.arithmetic = fast
-    engine = Engine(runner, config, max_context=CONTEXT)
+    engine = Engine(runner, config, max_context=config.max_context)
     engine.start()
     try:
         if not engine.wait_ready(SECONDS) or engine.failure is not None:

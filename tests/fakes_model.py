@@ -69,10 +69,10 @@ def tiny_model(seed: int = 0, **changes: Any) -> Transformer:
 class Driven:
     """A loop around one warm JaxRunner, turned by hand."""
 
-    def __init__(self, runner: JaxRunner, config: EngineConfig, ring: Ring | None = None) -> None:
+    def __init__(self, runner: JaxRunner, config: EngineConfig, ring: Ring | None = None, *, context: int = 64) -> None:
         self.runner = runner
         self.pool = KvPool(runner.num_pages, config.page_size, ring)
-        self.scheduler = Scheduler(config, BucketSet(runner.buckets), self.pool, 64)
+        self.scheduler = Scheduler(config, BucketSet(runner.buckets), self.pool, context)
         self.clock = FakeClock()
         self.loop = Loop(runner, self.scheduler, self._record, clock=self.clock, stats=EngineStats())
         self.updates: dict[Sequence, list[Update]] = {}
@@ -86,9 +86,12 @@ class Driven:
         for row in sequences:
             self.scheduler.check(row)
             self.scheduler.submit(row, self.clock())
+        self.finish()
+        return [self.updates[row] for row in sequences]
+
+    def finish(self) -> None:
         while not self.loop.idle:
             self.loop.turn()
-        return [self.updates[row] for row in sequences]
 
 
 class Logprobs:
