@@ -107,6 +107,12 @@ def test_the_deterministic_mode_is_for_one_device() -> None:
     assert problem.startswith("engine.deterministic")
 
 
+def test_speculation_is_not_for_the_deterministic_mode() -> None:
+    assert load_config(flags={"engine.speculate": "true"}).engine.speculate
+    (problem,) = problems(flags={"engine.deterministic": "true", "engine.speculate": "true"})
+    assert problem.startswith("engine.speculate")
+
+
 @given(st.text(max_size=20), st.integers(0, 65535), st.floats(0.001, 1e9), st.booleans())
 def test_what_is_printed_reads_back_the_same(name: str, port: int, stall_s: float, access: bool) -> None:
     flags = {"model.served_name": name, "server.port": port, "server.stream_stall_s": stall_s, "log.access": access}

@@ -18,6 +18,8 @@ configs = st.builds(
     score_batch_tokens=st.integers(1, 16384),
     prefill_chunk=st.integers(1, 1024),
     prefill_batch_tokens=st.integers(1, 4096),
+    speculate=st.booleans(),
+    speculate_rows=st.integers(1, 100),
 )
 
 
@@ -43,6 +45,9 @@ def test_every_row_that_the_limits_allow_fits(config: EngineConfig, max_context:
     assert buckets.fit(Kind.SCORE, 1, min(max_context, config.max_score_tokens)) is not None
     assert buckets.fit(Kind.EXTEND, 1, min(config.prefill_chunk, max_context), pages) is not None
     assert buckets.fit(Kind.DECODE, config.max_slots, 1, pages) is not None
+    speculative = min(config.speculate_rows, config.max_slots) if config.speculate else 0
+    assert buckets.max_rows(Kind.SPECULATE) == speculative
+    assert not speculative or buckets.fit(Kind.SPECULATE, speculative, 2, pages) is not None
 
 
 @given(configs, st.integers(2, 5000))

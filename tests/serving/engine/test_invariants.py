@@ -174,6 +174,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.scheduler.cache.num_stuck == 0
 
     @invariant()
+    def a_row_never_has_more_on_the_way_than_it_may(self) -> None:
+        running = self.engine.scheduler._running
+        for row in (row for row in running.decode if row.max_new):
+            assert 0 <= row.generated <= row.planned <= row.max_new
+            assert running.slots.position[row.slot] == row.num_asked + row.planned - 1
+            assert len(row.pages) * 4 >= row.num_asked + row.planned - 1
+
+    @invariant()
     def what_has_ended_holds_nothing(self) -> None:
         for row, _ in self.rows:
             if self.engine.ended(row):
