@@ -169,6 +169,12 @@ class Served:
     def open_socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=_WAIT_S)
 
+    def wait_for(self, line: str, value: float) -> None:
+        """Until a metric has that value; a test that would hang fails instead."""
+        give_up_s = time.monotonic() + _WAIT_S
+        while self.metric(line) != value:
+            assert time.monotonic() < give_up_s, f"{line} is {self.metric(line)}, not {value}"
+
     def metric(self, line: str) -> float:
         """The value of one exposition line, named with its labels; 0 where it is not there."""
         for each in self.get("/metrics").body.decode().splitlines():

@@ -1,7 +1,6 @@
 """Also cases A01, A02, A03 and A05: how streams end, where usage stands, split characters, clients that leave."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -47,7 +46,7 @@ def test_a01_every_stream_ends_in_one_terminal_state() -> None:
         assert set(outcomes) <= {"done", "error", "refused"}
         assert "done" in outcomes
         assert "error" in outcomes
-        wait_for_gauge(server, "tidegate_kv_pages_used", 0)
+        server.wait_for("tidegate_kv_pages_used", 0)
         runner.fail_result.clear()
         runner.fail_submit.clear()
         assert check_terminal_state(server.complete("plain", max_tokens=4, stream=True)) == "done"
@@ -100,14 +99,6 @@ def test_a03_split_characters_arrive_whole(emoji: ToyModel) -> None:
             assert text.count("\ufffd") <= 1
 
 
-def wait_for_gauge(server: Served, line: str, value: float) -> None:
-    give_up_s = time.monotonic() + 30  # a test that would hang fails instead
-    while time.monotonic() < give_up_s:
-        if server.metric(line) == value:
-            return
-    raise AssertionError(f"{line} is {server.metric(line)}, not {value}")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a05_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
     runner = FakeRunner(held=True)
@@ -117,16 +108,16 @@ def test_a05_a_client_that_leaves_frees_its_pages(stream: bool) -> None:
         sockets = [server.open_socket() for _ in range(3)]
         for each in sockets:
             each.sendall(head + body)
-        wait_for_gauge(server, "tidegate_http_in_flight_requests", 4)  # the scrape is one
+        server.wait_for("tidegate_http_in_flight_requests", 4)  # the scrape is one
         for _ in range(20):
             runner.release()
             if server.metric("tidegate_kv_pages_used") > 0 and server.metric("tidegate_engine_running_rows") == 3:
                 break
         for each in sockets:
             each.close()
-        wait_for_gauge(server, "tidegate_http_in_flight_requests", 1)
+        server.wait_for("tidegate_http_in_flight_requests", 1)
         runner.release(4)  # a step was on the device and one more may have been dispatched
-        wait_for_gauge(server, "tidegate_kv_pages_used", 0)
+        server.wait_for("tidegate_kv_pages_used", 0)
         assert server.metric("tidegate_engine_cancelled_rows_total") == 3
         assert server.metric("tidegate_http_disconnects_total") == 3
         runner.release(1000)
