@@ -1,10 +1,10 @@
 """Steps of rows that generate: one token a row, or one and a draft.
 
-While few enough rows generate for the SPECULATE buckets, a step feeds each row's last token and the device's draft of
-the next one, so that a row has one token more or two (model/speculate.py); with more it is a plain DECODE step. How
-many it were is known when the step is read, and the next one is dispatched before that: until then the row's `planned`
-and its slot's `position` count both, so its pages hold whatever the device may write, and what was not accepted is
-taken back here. A row never has more on the way than its `max_new` asks for.
+While few enough rows generate for the SPECULATE buckets, and drafts pay (`payoff`), a step feeds each row's last token
+and the device's draft of the next one, so that a row has one token more or two (model/speculate.py); else it is a plain
+DECODE step. How many it were is known when the step is read, and the next one is dispatched before that: until then the
+row's `planned` and its slot's `position` count both, so its pages hold whatever the device may write, and what was not
+accepted is taken back here. A row never has more on the way than its `max_new` asks for.
 """
 
 from serving.batch import Bucket, Kind
@@ -12,6 +12,8 @@ from serving.types import Update
 
 from . import outcome
 from .buckets import BucketSet
+from .costs import StepCosts
+from .payoff import Payoff
 from .running import Running
 from .sequence import Sequence
 from .step import Step, decode_step, speculate_step
@@ -22,15 +24,16 @@ _AHEAD = 2  # the last token and a draft
 class Generation:
     """`page_size`: tokens in a KV page."""
 
-    def __init__(self, running: Running, buckets: BucketSet, page_size: int) -> None:
+    def __init__(self, running: Running, buckets: BucketSet, page_size: int, costs: StepCosts) -> None:
         self._running, self._buckets, self._page_size = running, buckets, page_size
+        self._payoff = Payoff(costs)
         self._max_rows = buckets.max_rows(Kind.SPECULATE)  # 0: this device does not speculate
         self.num_drafted = 0  # drafts that a step checked
         self.num_accepted = 0
 
     def most(self, num_rows: int) -> int:
         """Tokens that the next step of so many rows feeds each of them at most."""
-        return _AHEAD if num_rows <= self._max_rows else 1
+        return _AHEAD if num_rows <= self._max_rows and not self._payoff.paused else 1
 
     def bucket(self, rows: list[Sequence], most: int) -> Bucket:
         """For the next step of `rows`."""
@@ -44,6 +47,8 @@ class Generation:
             step = speculate_step(bucket, tuple(rows), chunks, slots)
         else:
             step = decode_step(bucket, tuple(rows), slots)
+            if len(rows) <= self._max_rows:
+                self._payoff.skip()
         slots.position[[row.slot for row in rows]] += chunks
         for row, chunk in zip(rows, chunks, strict=True):
             row.planned += chunk
@@ -54,12 +59,19 @@ class Generation:
         row, places = step.rows[r], out.places(r)
         if step.kind is Kind.SPECULATE:
             self._take_back(row, step.chunks[r] - len(places))
-            self.num_drafted += out.drafted[r]
-            self.num_accepted += len(places) - 1
+            if out.drafted[r]:
+                self._judge(step.batch.bucket, len(places) > 1)
         start = row.num_asked + row.generated - 1  # where the device had the row's last token
         update = outcome.generated(row, out, r)
         self._running.read(row, start + len(update.tokens), now_s)
         return update
+
+    def _judge(self, bucket: Bucket, accepted: bool) -> None:
+        self.num_drafted += 1
+        self.num_accepted += accepted
+        plain = self._buckets.fit(Kind.DECODE, bucket.rows, pages=bucket.pages)
+        assert plain is not None, "decode buckets hold what speculative ones hold"
+        self._payoff.judge(bucket, plain, accepted=accepted)
 
     def _take_back(self, row: Sequence, surplus: int) -> None:
         row.planned -= surplus
