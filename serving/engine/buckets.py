@@ -11,6 +11,7 @@ from serving.config import EngineConfig
 
 MIN_SCORE_TOKENS = 32
 MIN_CHUNK_TOKENS = 64
+BESIDE_TOKENS = 32  # a chunk that may be added to the time of a token of running streams
 MIN_PAGES = 512  # attention walks as far as the longest row (model/key_blocks.py): width costs the copy of the table
 PAGE_STEP = 16  # widths of a decode step's table grow so, and the last step is no smaller
 ROW_STEP = 4  # rows grow fourfold: 1, 4, 16, 64
@@ -55,9 +56,7 @@ def _score(config: EngineConfig, max_context: int) -> list[Bucket]:
 
 def _extend(config: EngineConfig, max_context: int, pages: int) -> list[Bucket]:
     longest = min(max_context, config.prefill_chunk)
-    shapes = {(1, longest)}
-    if longest > MIN_CHUNK_TOKENS:
-        shapes.add((1, MIN_CHUNK_TOKENS))
+    shapes = {(1, longest), *((1, t) for t in (BESIDE_TOKENS, MIN_CHUNK_TOKENS) if t < longest)}
     shortest = min(longest, MIN_CHUNK_TOKENS)
     shapes.add((max(1, config.prefill_batch_tokens // shortest), shortest))
     return [Bucket(Kind.EXTEND, r, t, pages) for r, t in sorted(shapes)]
