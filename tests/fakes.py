@@ -50,10 +50,15 @@ class ToyModel:
     vocab_size: int = 320
     scripts: Mapping[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
     poisoned: frozenset[tuple[int, ...]] = frozenset()  # contexts that start so have NaN logits
+    window: tuple[int, int] | None = None  # size and sinks: the rest of a context makes no difference
 
     def logprobs(self, context: Sequence[int]) -> NDArray[np.float32]:
         """[vocab_size] log-probabilities of the token after `context`."""
-        crc = zlib.crc32(np.asarray(context, np.int32).tobytes())
+        seen = list(context)
+        if self.window is not None:
+            size, sinks = self.window
+            seen = [t if i < sinks or i >= len(context) - size else -1 for i, t in enumerate(context)]
+        crc = zlib.crc32(np.asarray(seen, np.int32).tobytes())
         ids = np.arange(self.vocab_size, dtype=np.uint32)
         logits = _mix(ids * np.uint32(2654435761) + np.uint32(crc)).astype(np.float64) / 2**32 * 8.0
         scripted = self._scripted(context)

@@ -21,9 +21,10 @@ from serving.engine.host_tier import HostTier
 from serving.engine.kv_tiers import KvTiers
 from serving.engine.profile_disk import ProfileDisk, Work
 from serving.engine.profiles import Profiles
+from serving.engine.ring import Ring
 from serving.engine.sequence import Sequence
 from serving.types import Prepared, Priority
-from tests.fakes import FakeRunner
+from tests.fakes import FakeRunner, ToyModel
 from tests.fakes_engine import TurnedEngine, generate_row
 
 AGEING_S = 1.0
@@ -40,13 +41,24 @@ class EngineMachine(RuleBasedStateMachine):
         quota_pages=st.integers(10, 20),
         speculate_rows=st.sampled_from([0, 2, 4]),
         draft_rate=st.sampled_from([0.3, 0.7, 1.0]),
+        window=st.sampled_from([None, None, (6, 2)]),
     )
-    def start(self, num_pages: int, host_pages: int, quota_pages: int, speculate_rows: int, draft_rate: float) -> None:
+    def start(
+        self,
+        num_pages: int,
+        host_pages: int,
+        quota_pages: int,
+        speculate_rows: int,
+        draft_rate: float,
+        window: tuple[int, int] | None,
+    ) -> None:
         self.directory = tempfile.TemporaryDirectory()
         self.disk_work: list[Work] = []
         self.host_bytes, self.quota_bytes = host_pages * PAGE_BYTES, quota_pages * PAGE_BYTES
         self.engine = TurnedEngine(
             CONFIG,
+            model=ToyModel(window=window),
+            ring=None if window is None else Ring.of(*window, CONFIG.page_size, CONFIG.prefill_chunk),
             num_pages=num_pages,
             make_tiers=self.make_tiers,
             speculate_rows=speculate_rows,
@@ -89,6 +101,8 @@ class EngineMachine(RuleBasedStateMachine):
             prepared = generate_row(p, max_tokens, stop_token_ids=stops) if max_tokens else Prepared(p, targets=(3,))
             if profile is not None and length // 4 * PAGE_BYTES > min(self.host_bytes or 10**6, self.quota_bytes):
                 profile = None  # refused
+            if self.engine.pool.turns(length + max(0, max_tokens - 1)):
+                profile = None
             (row,) = self.engine.submit(
                 prepared, priority=priority, deadline_s=deadline_s, tenant=tenant, profile=profile
             )
@@ -135,7 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
         """A standing context comes back after others have been through, and everything has settled."""
         for length, profile in ((40, None), (24, "p")):
             p = _prompt(length, 1000 + number if profile else 5000 + len(self.rows))
-            fits = min(self.host_bytes, self.quota_bytes) >= 6 * PAGE_BYTES
+            fits = min(self.host_bytes, self.quota_bytes) >= 6 * PAGE_BYTES and not self.engine.pool.turns(29)
             (row,) = self.engine.submit(generate_row(p, 6), tenant="a", profile=profile if fits else None)
             self.rows.append((row, p))
             self.engine.clock.advance(2.0)
@@ -179,7 +193,7 @@ class EngineMachine(RuleBasedStateMachine):
         for row in (row for row in running.decode if row.max_new):
             assert 0 <= row.generated <= row.planned <= row.max_new
             assert running.slots.position[row.slot] == row.num_asked + row.planned - 1
-            assert len(row.pages) * 4 >= row.num_asked + row.planned - 1
+            assert len(row.pages) >= self.engine.pool.pages_for(row.num_asked + row.planned - 1)
 
     @invariant()
     def what_has_ended_holds_nothing(self) -> None:

@@ -13,7 +13,7 @@ from serving.engine.profiles import Profiles
 from serving.engine.ring import Ring
 from serving.errors import BadRequest
 from serving.loading import windowed
-from tests.fakes import FakeRunner
+from tests.fakes import FakeRunner, ToyModel
 from tests.fakes_engine import SMALL, TurnedEngine, generate_row
 
 chunks = st.lists(st.integers(1, 12), min_size=1, max_size=30)
@@ -54,14 +54,15 @@ RING = Ring.of(window=8, sinks=2, page_size=SMALL.page_size, most=SMALL.prefill_
 
 
 def test_a_long_row_comes_in_and_runs_with_the_pages_of_its_ring() -> None:
-    """The pool has not half of what it would need; what is generated is not looked at: a toy model sees everything."""
-    engine = TurnedEngine(ring=RING, num_pages=2 * RING.size + 3)
-    rows = engine.submit(generate_row(tuple(range(2, 42)), 20), generate_row(tuple(range(3, 33)), 30))
+    """The pool has not half of what it would need."""
+    engine = TurnedEngine(ring=RING, model=ToyModel(window=(8, 2)), num_pages=2 * RING.size + 3)
+    asked = [(tuple(range(2, 42)), 20), (tuple(range(3, 33)), 30)]
+    rows = engine.submit(*(generate_row(*each) for each in asked))
     for _ in range(12):
         engine.loop.turn()
         assert all(len(row.pages) <= RING.size for row in rows)
     engine.run()
-    assert [len(engine.tokens(row)) for row in rows] == [20, 30]
+    assert [engine.tokens(row) for row in rows] == [engine.model.generate(*each) for each in asked]
     assert engine.scheduler.num_preempted == 0
     assert engine.pool.used == engine.pool.cached == 0  # nothing of theirs can be shared
 
