@@ -1,8 +1,10 @@
 """A small random model in hub form, and a real server over it: the whole path, only its size is not real."""
 
+import fcntl
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -62,17 +64,31 @@ def tiny_backend(tiny_directory: Path, tiny_config: Config, programs: Path) -> B
     return load_backend(tiny_config, tiny_directory, compile_cache=programs, clock=time.monotonic)
 
 
+@contextmanager
+def _first_start(programs: Path, served: Served) -> Iterator[Served]:
+    """Started while no other worker starts one: the first compiles on all cores, the next takes what it kept, where
+    two at a time would compile everything twice."""
+    programs.mkdir(parents=True, exist_ok=True)
+    with (programs / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        served.__enter__()
+    with ExitStack() as stack:
+        stack.push(served.__exit__)
+        yield served
+
+
 @pytest.fixture(scope="session")
-def tiny(tiny_backend: Backend) -> Iterator[Served]:
+def tiny(tiny_backend: Backend, programs: Path) -> Iterator[Served]:
     """The backend's runner and language behind HTTP; ready."""
     runner = tiny_backend.engine._runner
-    with Served(
+    server = Served(
         language=tiny_backend.language,
         runner=runner,
         engine_config=ENGINE,
         num_compiles=tiny_backend.num_compiles,
         name="tiny",
-    ) as served:
+    )
+    with _first_start(programs, server) as served:
         yield served
 
 
@@ -80,10 +96,11 @@ def tiny(tiny_backend: Backend) -> Iterator[Served]:
 def embedded(programs: Path) -> Iterator[Served]:
     """The embedded model as `tidegate serve` serves it."""
     backend = load_backend(Config(), ZOO, compile_cache=programs, clock=time.monotonic)
-    with Served(
+    server = Served(
         language=backend.language,
         runner=backend.engine._runner,
         num_compiles=backend.num_compiles,
         name="credit-mini",
-    ) as served:
+    )
+    with _first_start(programs, server) as served:
         yield served

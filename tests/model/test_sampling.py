@@ -21,6 +21,7 @@ def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
 
 
 truncate_jit = jax.jit(truncate)
+sample_jit = jax.jit(sample)  # called as it is, it would compile its branches anew each time
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,7 +37,9 @@ def test_truncation_equals_the_walk(order, top_k, top_p, min_p):
 
 def test_draws_follow_the_distribution():
     rows, logits = 4000, np.array([2.0, 1.0, 0.0, -1.0, 1.5], np.float32)
-    tokens = sample(jnp.broadcast_to(logits, (rows, 5)), params(rows, temperature=0.7), jnp.zeros((rows,), jnp.int32))
+    tokens = sample_jit(
+        jnp.broadcast_to(logits, (rows, 5)), params(rows, temperature=0.7), jnp.zeros((rows,), jnp.int32)
+    )
     want = np.exp(logits / 0.7) / np.exp(logits / 0.7).sum()
     got = np.bincount(np.asarray(tokens), minlength=5) / rows
     np.testing.assert_allclose(got, want, atol=4 * np.sqrt(0.25 / rows))
@@ -47,20 +50,20 @@ def test_a_draw_depends_on_seed_and_position_only():
     logits = jnp.asarray(rng.standard_normal((6, 50), np.float32))
     positions = jnp.arange(6, dtype=jnp.int32) * 7
     full = params(6, temperature=1.3, seed=11)
-    together = sample(logits, full, positions)
+    together = sample_jit(logits, full, positions)
     order = jnp.array([4, 0, 5, 2, 1, 3])
-    shuffled = sample(logits[order], jax.tree.map(lambda a: a[order], full), positions[order])
+    shuffled = sample_jit(logits[order], jax.tree.map(lambda a: a[order], full), positions[order])
     np.testing.assert_array_equal(np.asarray(together)[np.asarray(order)], shuffled)
-    alone = sample(logits[3:4], jax.tree.map(lambda a: a[3:4], full), positions[3:4])
+    alone = sample_jit(logits[3:4], jax.tree.map(lambda a: a[3:4], full), positions[3:4])
     assert int(alone[0]) == int(together[3])
-    moved = [int(sample(logits[3:4], jax.tree.map(lambda a: a[3:4], full), jnp.array([p]))[0]) for p in range(12)]
+    moved = [int(sample_jit(logits[3:4], jax.tree.map(lambda a: a[3:4], full), jnp.array([p]))[0]) for p in range(12)]
     assert len(set(moved)) > 3
 
 
 def test_greedy_and_nearly_greedy_rows_beside_a_warm_one():
     logits = jnp.asarray(np.random.default_rng(2).standard_normal((3, 40), np.float32))
     mixed = params(3)._replace(temperature=jnp.array([0.0, 1e-9, 5.0]))
-    tokens = sample(logits, mixed, jnp.zeros((3,), jnp.int32))
+    tokens = sample_jit(logits, mixed, jnp.zeros((3,), jnp.int32))
     np.testing.assert_array_equal(np.asarray(tokens)[:2], np.asarray(logits.argmax(-1))[:2])
 
 
@@ -87,7 +90,7 @@ def test_draws_follow_the_truncated_distribution(temperature, top_k, top_p, min_
     """Pearson's chi-square over 6,000 fixed seeds against float64, and nothing outside the set."""
     rows, logits = 6000, np.array([1.1, -0.4, 2.3, 0.2, 1.9, -1.5, 0.9, 1.4], np.float64)
     how = params(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    drawn = sample(jnp.broadcast_to(jnp.float32(logits), (rows, 8)), how, jnp.full((rows,), 5, jnp.int32))
+    drawn = sample_jit(jnp.broadcast_to(jnp.float32(logits), (rows, 8)), how, jnp.full((rows,), 5, jnp.int32))
     counts = np.bincount(np.asarray(drawn), minlength=8)
     kept = sorted(walked(logits / temperature, top_k=top_k, top_p=top_p, min_p=min_p))
     p = np.exp(logits[kept] / temperature)
