@@ -14,7 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .blocked import blocked_product, prefers_blocks
+from .blocked import blocked_product, prefers_blocks, prefers_single_rows, row_by_row
 from .dispatch import device_kind
 
 BLOCK = 32
@@ -24,6 +24,8 @@ DENSE_SIZE = 1 << 17  # stacks of fewer weights than this are cheapest computed 
 
 def _product(x: jax.Array, w: jax.Array) -> jax.Array:
     """x [n, in], w [out, in] -> [n, out] f32."""
+    if prefers_single_rows(x.shape[0], w):
+        return row_by_row(x, w)
     if prefers_blocks(x.shape[0], w):
         return blocked_product(x, w)
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

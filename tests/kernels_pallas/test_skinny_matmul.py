@@ -8,7 +8,7 @@ from kernels_pallas.skinny_matmul import linear
 
 
 @pytest.mark.parametrize("shape", [(2, 24), (3, 5, 24), (24,)])
-@pytest.mark.parametrize("impl", ["reference", "blocked", "auto"])
+@pytest.mark.parametrize("impl", ["reference", "blocked", "rows", "auto"])
 def test_product_equals_float64(shape, impl):
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal(shape, np.float32), rng.standard_normal((128, 24), np.float32)
@@ -19,8 +19,8 @@ def test_product_equals_float64(shape, impl):
 
 def test_auto_takes_blocks_only_where_they_pay():
     rng = np.random.default_rng(0)
-    w = jnp.asarray(rng.standard_normal((1024, 512), np.float32))
-    for rows in (1, 8, 200):
+    for rows, out in ((1, 1024), (8, 1024), (200, 1024), (2, 64), (4, 64), (5, 64)):
+        w = jnp.asarray(rng.standard_normal((out, 512), np.float32))
         x = jnp.asarray(rng.standard_normal((rows, 512), np.float32))
         np.testing.assert_allclose(linear(x, w), linear(x, w, impl="reference"), rtol=1e-4, atol=1e-3)
 
