@@ -8,9 +8,8 @@ or sampled, token by token (to the rounding of logits, which differs between sha
 the rule of Leviathan et al. (arXiv:2211.17192). The draft is drawn from the MTP layer's logits with the noise of the
 position that it is for: such pairs agree most of the time that the distributions do (arXiv:2408.07978).
 
-The other steps only write the MTP layer's cache, which costs its key and value projections, and leave no draft: the
-first speculative step after them gives one token. The cache holds of a position what the token after it made of it; at
-the end of a page that another prompt shares this may be another token. A guess suffers by that, never an answer.
+A plain decode step only writes the MTP layer's cache, which costs its key and value projections, and leaves no draft:
+the first speculative step after it gives one token.
 """
 
 from typing import TypeVar
@@ -19,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .adjust import Tables, adjusted, count
+from .adjust import Tables, count
 from .cache import PageView
-from .sampling import guess
-from .steps import DeviceState, Drafts, StepInput, StepOutputs, draw, top_if
+from .drafts import Newest, draft_next
+from .steps import DeviceState, StepInput, StepOutputs, draw, top_if
 from .transformer import Transformer
 
 Rows = TypeVar("Rows")
@@ -40,7 +39,7 @@ def speculate_step(
     """
     assert state.drafts is not None, "a state without drafts"
     live, slot = batch.length > 0, batch.slot
-    start, draft = jnp.where(live, state.drafts.position[slot], 0), state.drafts.token[slot]
+    start, draft = state.drafts.at(slot, live)
     tokens = jnp.stack([state.last_token[slot], jnp.maximum(draft, 0)], axis=1)
     view = PageView(batch.page_table, start[:, None] + jnp.arange(AHEAD, dtype=jnp.int32), batch.length)
     hidden, pools = model.hidden_paged(tokens, view, state.pools[:-1])
@@ -52,14 +51,10 @@ def speculate_step(
 
     last_token, end = jnp.where(accepted, second, first), start + 1 + accepted  # the newest token, and where it is
     _, pool = model.mtp_paged(hidden, jnp.stack([first, second], axis=1), view, state.pools[-1])
-    newest = jnp.take_along_axis(hidden, accepted.astype(jnp.int32)[:, None, None], axis=1)  # attends for itself alone
-    view = PageView(batch.page_table, (end - 1)[:, None], live.astype(jnp.int32))
-    x, pool = model.mtp_paged(newest, last_token[:, None], view, pool)
-    next_draft = _guess(model.logits(x[:, 0]), batch, end + 1, tables)
-    drafts = Drafts(
-        state.drafts.position.at[slot].set(jnp.where(live, end, 0)),
-        state.drafts.token.at[slot].set(jnp.where(live, next_draft, -1)),
-    )
+    before = jnp.take_along_axis(hidden, accepted.astype(jnp.int32)[:, None, None], axis=1)
+    newest = Newest(before, last_token, end, batch.page_table, live)
+    next_draft, pool = draft_next(model, newest, pool, batch.sampling, batch.adjust, tables)
+    drafts = state.drafts.put(slot, live, end, next_draft)
     return DeviceState((*pools, pool), state.last_token.at[slot].set(last_token), tables, drafts), out
 
 
@@ -99,14 +94,6 @@ def _counted(
     if tables is None or batch.adjust is None:
         return tables
     return count(tables, batch.adjust._replace(table=jnp.where(which, batch.adjust.table, 0)), token)
-
-
-def _guess(
-    logits: Float[Array, "b v"], batch: StepInput, positions: Int[Array, " b"], tables: Tables | None
-) -> Int[Array, " b"]:
-    if tables is not None and batch.adjust is not None:
-        logits = adjusted(logits, tables, batch.adjust)
-    return guess(logits, batch.sampling, positions)
 
 
 def _outputs(logits: Float[Array, "n v"], token: Int[Array, " n"], batch: StepInput, num_top: int) -> StepOutputs:

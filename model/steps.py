@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .adjust import Adjust, Tables, adjusted, count
 from .cache import PageView, Pool
+from .drafts import Drafts, Newest, draft_next
 from .sampling import Sampling, sample
 from .transformer import Transformer
 
@@ -34,13 +35,6 @@ class StepInput(NamedTuple):
     want_top: Bool[Array, ""]
     want_prompt: Bool[Array, ""]
     adjust: Adjust | None = None  # None where the state has no tables
-
-
-class Drafts(NamedTuple):
-    """What the device alone knows while steps that may accept a draft are on their way, by slot."""
-
-    position: Int[Array, " slots"]  # of the last token
-    token: Int[Array, " slots"]  # a guess of the one after it; -1: none
 
 
 class DeviceState(NamedTuple):
@@ -82,28 +76,43 @@ def extend_step(
     model: Transformer, state: DeviceState, batch: StepInput, *, num_top: int
 ) -> tuple[DeviceState, StepOutputs]:
     """One chunk of each prompt into the cache; samples after its last token into the row's slot."""
-    view = PageView(batch.page_table, _positions(batch), batch.length)
-    hidden, pools = model.hidden_paged(batch.tokens, view, state.pools[: len(model.layers)])
-    out = _outputs(model, hidden, batch, num_top, state.tables)
-    tables, drafts = state.tables, state.drafts
-    if tables is not None and batch.adjust is not None:
-        tables = count(tables, batch.adjust, out.token)
-    if drafts is not None:
-        following = _following(batch, jnp.where(batch.next_token > 0, batch.next_token, out.token))
-        pools = (*pools, model.mtp_paged(hidden, following, view, state.pools[-1])[1])
-        position = jnp.where(batch.length > 0, batch.start + batch.length, 0)
-        drafts = Drafts(drafts.position.at[batch.slot].set(position), drafts.token.at[batch.slot].set(-1))
-    return DeviceState(pools, state.last_token.at[batch.slot].set(out.token), tables, drafts), out
+    return _cached_step(model, state, batch, num_top, drafts=True)
 
 
 def decode_step(
     model: Transformer, state: DeviceState, batch: StepInput, *, num_top: int
 ) -> tuple[DeviceState, StepOutputs]:
-    """One token of each row: the one sampled last in its slot, at position start[r], or where the device has it."""
+    """One token of each row: the one sampled last in its slot, at position start[r], or where the device has it.
+
+    Leaves no draft: that would cost a layer and the head.
+    """
     tokens, start = state.last_token[batch.slot][:, None], batch.start
     if state.drafts is not None:
-        start = jnp.where(batch.length > 0, state.drafts.position[batch.slot], 0)
-    return extend_step(model, state, batch._replace(tokens=tokens, start=start), num_top=num_top)
+        start, _ = state.drafts.at(batch.slot, batch.length > 0)
+    return _cached_step(model, state, batch._replace(tokens=tokens, start=start), num_top, drafts=False)
+
+
+def _cached_step(
+    model: Transformer, state: DeviceState, batch: StepInput, num_top: int, *, drafts: bool
+) -> tuple[DeviceState, StepOutputs]:
+    """`drafts`: where the state has drafts, make one."""
+    view = PageView(batch.page_table, _positions(batch), batch.length)
+    hidden, pools = model.hidden_paged(batch.tokens, view, state.pools[: len(model.layers)])
+    out = _outputs(model, hidden, batch, num_top, state.tables)
+    tables = state.tables
+    if tables is not None and batch.adjust is not None:
+        tables = count(tables, batch.adjust, out.token)
+    new = DeviceState(pools, state.last_token.at[batch.slot].set(out.token), tables)
+    if state.drafts is None:
+        return new, out
+    following = _following(batch, jnp.where(batch.next_token > 0, batch.next_token, out.token))
+    _, pool = model.mtp_paged(hidden, following, view, state.pools[-1])
+    end, live, draft = batch.start + batch.length, batch.length > 0, jnp.full_like(out.token, -1)
+    if drafts:
+        last = jnp.take_along_axis(hidden, jnp.maximum(batch.length - 1, 0)[:, None, None], axis=1)
+        newest = Newest(last, out.token, jnp.maximum(end, 1), batch.page_table, live)
+        draft, pool = draft_next(model, newest, pool, batch.sampling, batch.adjust, tables)
+    return new._replace(pools=(*pools, pool), drafts=state.drafts.put(batch.slot, live, end, draft)), out
 
 
 def _positions(batch: StepInput) -> Int[Array, "b t"]:

@@ -17,10 +17,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from model.adjust import neutral_tables, table_bytes
 from model.cache import init_cache, page_bytes
+from model.drafts import Drafts
 from model.sampling import Sampling
 from model.sharding import named, replicated
 from model.speculate import speculate_step
-from model.steps import DeviceState, Drafts, StepOutputs, decode_step, extend_step, score_step
+from model.steps import DeviceState, StepOutputs, decode_step, extend_step, score_step
 from model.transformer import Transformer
 from serving.batch import NUM_TOP, Bucket, Kind
 from serving.config import EngineConfig
