@@ -12,7 +12,6 @@ from serving.types import Update
 
 from . import outcome
 from .buckets import BucketSet
-from .costs import StepCosts
 from .payoff import Payoff
 from .running import Running
 from .sequence import Sequence
@@ -24,9 +23,9 @@ _AHEAD = 2  # the last token and a draft
 class Generation:
     """`page_size`: tokens in a KV page."""
 
-    def __init__(self, running: Running, buckets: BucketSet, page_size: int, costs: StepCosts) -> None:
+    def __init__(self, running: Running, buckets: BucketSet, page_size: int) -> None:
         self._running, self._buckets, self._page_size = running, buckets, page_size
-        self._payoff = Payoff(costs)
+        self._payoff = Payoff()
         self._max_rows = buckets.max_rows(Kind.SPECULATE)  # 0: this device does not speculate
         self.num_drafted = 0  # drafts that a step checked
         self.num_accepted = 0
@@ -60,18 +59,13 @@ class Generation:
         if step.kind is Kind.SPECULATE:
             self._take_back(row, step.chunks[r] - len(places))
             if out.drafted[r]:
-                self._judge(step.batch.bucket, len(places) > 1)
+                self.num_drafted += 1
+                self.num_accepted += len(places) - 1
+                self._payoff.judge(accepted=len(places) > 1)
         start = row.num_asked + row.generated - 1  # where the device had the row's last token
         update = outcome.generated(row, out, r)
         self._running.read(row, start + len(update.tokens), now_s)
         return update
-
-    def _judge(self, bucket: Bucket, accepted: bool) -> None:
-        self.num_drafted += 1
-        self.num_accepted += accepted
-        plain = self._buckets.fit(Kind.DECODE, bucket.rows, pages=bucket.pages)
-        assert plain is not None, "decode buckets hold what speculative ones hold"
-        self._payoff.judge(bucket, plain, accepted=accepted)
 
     def _take_back(self, row: Sequence, surplus: int) -> None:
         row.planned -= surplus

@@ -63,7 +63,7 @@ class Scheduler:
         self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache, evicted=self.tiers.evicted)
         self._running = Running(Slots(config.max_slots, buckets.max_pages(), pool.ring), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
-        self.generation = Generation(self._running, buckets, pool.page_size, self._costs)
+        self.generation = Generation(self._running, buckets, pool.page_size)
         self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
         self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
         self._deadlines = Deadlines()
