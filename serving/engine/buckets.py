@@ -110,6 +110,13 @@ class BucketSet:
     def max_rows(self, kind: Kind) -> int:
         return max((b.rows for b in self._by_kind[kind]), default=0)
 
+    def most_rows(self, kind: Kind) -> Bucket:
+        """The cheapest bucket among those with the most rows. KeyError where the kind has none."""
+        buckets = self._by_kind[kind]
+        if not buckets:
+            raise KeyError(kind)
+        return min(buckets, key=lambda b: (-b.rows, _cost(b)))
+
     def max_pages(self) -> int:
         return max((b.pages for kind in _CACHED for b in self._by_kind[kind]), default=0)
 

@@ -3,15 +3,13 @@
 Rows that only score and fit a score bucket wait in `_scores`; all others come and go through `_room`. Each call of
 `next_batch` takes the kind of step that was served longest ago among those that are ready, so scoring, prompts and
 generation take turns and none waits for more than two steps of the others; a prompt beside running streams goes in
-chunks that stretch a token's time by `token_gap_ratio` at most. Every row ends exactly once, through `_end`.
+chunks that keep their token gap (`prefill`, `token_gap`). Every row ends exactly once, through `_end`.
 """
 
-from collections.abc import Callable
-
-from serving.batch import Bucket, Kind, StepOutput
+from serving.batch import Kind, StepOutput
 from serving.config import EngineConfig
 from serving.errors import DeadlineExceeded, ServingError, StepFailed
-from serving.types import Priority, Update
+from serving.types import Update
 
 from . import outcome
 from .buckets import BucketSet
@@ -24,19 +22,20 @@ from .kv_tiers import KvTiers
 from .limits import RowLimits
 from .lru_k import LruK
 from .masks import Masks
-from .packing import pack_extend, pack_score
+from .packing import pack_score
 from .page_keys import chain
+from .prefill import Prefill
 from .prefix_cache import PrefixCache
 from .room import Room
 from .running import Running
 from .sequence import Sequence, Stage
 from .slots import Slots
-from .step import Step, extend_step, score_step
+from .step import Step, score_step
+from .token_gap import TokenGap
 from .waiting import WaitingRows
 
 Events = list[tuple[Sequence, Update]]
 
-_GAP_MARGIN = 0.8  # step times vary
 _LRU_HISTORY = 4  # evicted pages whose uses are remembered, as a multiple of the pages
 
 
@@ -55,7 +54,7 @@ class Scheduler:
     ) -> None:
         """`masks`: where constraints are pushed; None: at once, on this thread. `tiers` None: what the device keeps."""
         self._config, self._buckets, self._pool = config, buckets, pool
-        self._costs, self._masks = costs or StepCosts(), masks or Masks(lambda work: work())
+        self._masks = masks or Masks(lambda work: work())
         self._scores = WaitingRows(config.ageing_s)
         self._scoring: dict[Sequence, None] = {}  # dispatched, not read yet
         lru: LruK[bytes] = LruK(correlated_s=config.lru_window_s, max_history=_LRU_HISTORY * pool.total)
@@ -64,7 +63,9 @@ class Scheduler:
         self._running = Running(Slots(config.max_slots, buckets.max_pages(), pool.ring), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
         self.generation = Generation(self._running, buckets, pool.page_size)
-        self._score_former, self._prompt_former = BatchFormer(config), BatchFormer(config)
+        gap = TokenGap(config, buckets.most_rows(Kind.EXTEND), costs or StepCosts())
+        self._prefill = Prefill(config, self._running, buckets, pool.page_size, gap)
+        self._score_former = BatchFormer(config)
         self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
         self._deadlines = Deadlines()
         self._num_arrived = 0
@@ -153,7 +154,7 @@ class Scheduler:
         most = self.generation.most(len(decodable))
         decodable = self._room.with_pages(decodable, most, now_s)
         ready = [Kind.DECODE] if decodable else []
-        if self._extend_ready(now_s, device_idle and not ready):
+        if self._prefill.ready(now_s, self._num_arrived, idle=device_idle and not ready, beside=bool(ready)):
             ready.append(Kind.EXTEND)
         if self._score_ready(now_s, device_idle and not ready):
             ready.append(Kind.SCORE)
@@ -165,8 +166,11 @@ class Scheduler:
         if kind is Kind.SCORE:
             return self._form_score()
         if kind is Kind.DECODE:
-            return self.generation.form(decodable, most)
-        return self._form_extend(decodable, most)
+            step = self.generation.form(decodable, most)
+            self._prefill.decoded(step.batch.bucket, len(decodable))
+            return step
+        beside = self.generation.bucket(decodable, most) if decodable else None
+        return self._prefill.form(beside, len(decodable))
 
     def commit(self, step: Step, out: StepOutput, now_s: float) -> Events:
         """Take the results in; rows that have ended or been stopped meanwhile are passed over."""
@@ -224,47 +228,6 @@ class Scheduler:
             row.stage = Stage.SCORING
             self._scoring[row] = None
         return score_step(packing.bucket, packing.rows)
-
-    # Prompts: chunk by chunk
-
-    def _extend_ready(self, now_s: float, idle: bool) -> bool:
-        prefill = self._running.extendable()
-        if any(row.prefilled > row.num_shared for row in prefill):  # its next chunk
-            return True
-        oldest = min(prefill, key=lambda row: row.order, default=None)
-        return oldest is not None and self._prompt_former.ready(
-            rows=len(prefill),
-            tokens=sum(row.num_prompt - row.prefilled for row in prefill),
-            urgent=any(row.priority is Priority.URGENT for row in prefill),
-            waited_s=now_s - oldest.arrived_s,
-            idle=idle,
-            oldest=oldest.order,
-            arrived=self._num_arrived,
-        )
-
-    def _form_extend(self, decodable: list[Sequence], most: int) -> Step:
-        packing = pack_extend(
-            self._running.extendable(),
-            self._buckets,
-            max_chunk=self._config.prefill_chunk,
-            page_size=self._pool.page_size,
-            step_tokens=self._config.step_tokens,
-            allowed=self._short_beside(decodable, most),
-        )
-        step = extend_step(packing.bucket, packing.rows, packing.chunks, self._running.slots)
-        for row, chunk in zip(packing.rows, packing.chunks, strict=True):
-            row.prefilled += chunk
-            if row.prefilled == row.num_prompt:
-                self._running.prefilled(row)
-        return step
-
-    def _short_beside(self, decodable: list[Sequence], most: int) -> Callable[[Bucket], bool]:
-        """Buckets that let running streams have their next token in time."""
-        if not decodable:
-            return lambda _: True
-        decode_s = self._costs.seconds(self.generation.bucket(decodable, most))
-        limit_s = max((self._config.token_gap_ratio - 1) * decode_s * _GAP_MARGIN, self._config.token_gap_ms / 1000)
-        return lambda bucket: self._costs.seconds(bucket) <= limit_s
 
     # Results
 
