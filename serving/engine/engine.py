@@ -202,6 +202,7 @@ class Engine:
                 self._costs.observe(bucket, seconds)
             self._ready_at_s = self._clock()
             self._loop.begin()
+            self._gauge()
             self._settled.set()
             while self._take_in():
                 self._loop.turn()

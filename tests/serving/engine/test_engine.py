@@ -82,6 +82,12 @@ def test_a_job_is_answered_on_the_engine_thread() -> None:
     engine.close()
 
 
+def test_the_gauges_tell_the_pages_before_anyone_came() -> None:
+    engine = started(FakeRunner(max_slots=4, num_pages=33))
+    assert (engine.stats.pages_total, engine.stats.pages_used) == (32, 0)
+    engine.close()
+
+
 def test_all_rows_of_a_step_come_in_one_call() -> None:
     engine = started(FakeRunner(max_slots=4))
     answers = Answers()
