@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .adjust import Tables, count
 from .cache import PageView
 from .drafts import Newest, draft_next
-from .steps import DeviceState, StepInput, StepOutputs, draw, top_if
+from .steps import DeviceState, PromptLogprobs, StepInput, StepOutputs, draw, reported
 from .transformer import Transformer
 
 Rows = TypeVar("Rows")
@@ -77,7 +77,8 @@ def _verify(
     token = draw(model, logits, both, jnp.concatenate([start + 1, start + 2]), state.tables, also)
     drafted = (batch.length == AHEAD) & (draft >= 0)
     accepted, never = drafted & (token[: len(draft)] == draft), jnp.zeros_like(drafted)
-    return _outputs(logits, token, both, num_top)._replace(
+    nothing = PromptLogprobs.none(len(token), AHEAD, num_top)
+    return reported(model, logits, token, both, nothing, num_top)._replace(
         drafted=jnp.concatenate([drafted, never]), accepted=jnp.concatenate([accepted, never])
     )
 
@@ -94,20 +95,3 @@ def _counted(
     if tables is None or batch.adjust is None:
         return tables
     return count(tables, batch.adjust._replace(table=jnp.where(which, batch.adjust.table, 0)), token)
-
-
-def _outputs(logits: Float[Array, "n v"], token: Int[Array, " n"], batch: StepInput, num_top: int) -> StepOutputs:
-    logprobs = jax.nn.log_softmax(logits)
-    top_logprobs, top_ids = top_if(batch.want_top, logprobs, num_top)
-    shape = (len(token), AHEAD)
-    return StepOutputs(
-        token=token,
-        logprob=jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0],
-        target_logprobs=jnp.take_along_axis(logprobs, batch.targets, axis=1),
-        finite=jnp.isfinite(logits).all(axis=-1),
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
-        prompt_logprobs=jnp.zeros(shape),
-        prompt_top_ids=jnp.zeros((*shape, num_top), jnp.int32),
-        prompt_top_logprobs=jnp.zeros((*shape, num_top)),
-    )

@@ -66,6 +66,19 @@ class StepOutputs(NamedTuple):
     accepted: Bool[Array, " b"] | None = None
 
 
+class PromptLogprobs(NamedTuple):
+    """Of the token after each position of a chunk, and of the most likely ones there."""
+
+    chosen: Float[Array, "b t"]
+    top: Float[Array, "b t k"]
+    top_ids: Int[Array, "b t k"]
+
+    @classmethod
+    def none(cls, rows: int, tokens: int, num_top: int) -> "PromptLogprobs":
+        shape = (rows, tokens)
+        return cls(jnp.zeros(shape), jnp.zeros((*shape, num_top)), jnp.zeros((*shape, num_top), jnp.int32))
+
+
 def score_step(model: Transformer, batch: StepInput, *, num_top: int) -> StepOutputs:
     """Whole prompts without a cache: row r is tokens[r, :length[r]], at positions from 0."""
     hidden = model.hidden(batch.tokens, _positions(batch), batch.length)
@@ -124,10 +137,21 @@ def _outputs(
 ) -> StepOutputs:
     last = jnp.maximum(batch.length - 1, 0)
     logits = model.logits(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
-    logprobs = model.arithmetic.rows(jax.nn.log_softmax, logits)
     token = draw(model, logits, batch, batch.start + batch.length, tables)
-    top_logprobs, top_ids = top_if(batch.want_top, logprobs, num_top)
-    prompt = _prompt_logprobs(model, hidden, batch, num_top)
+    return reported(model, logits, token, batch, _prompt_logprobs(model, hidden, batch, num_top), num_top)
+
+
+def reported(
+    model: Transformer,
+    logits: Float[Array, "b v"],
+    token: Int[Array, " b"],
+    batch: StepInput,
+    prompt: PromptLogprobs,
+    num_top: int,
+) -> StepOutputs:
+    """What a step tells of the tokens that were drawn from `logits`."""
+    logprobs = model.arithmetic.rows(jax.nn.log_softmax, logits)
+    top_logprobs, top_ids = _top_if(batch.want_top, logprobs, num_top)
     return StepOutputs(
         token=token,
         logprob=jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0],
@@ -135,9 +159,9 @@ def _outputs(
         finite=jnp.isfinite(logits).all(axis=-1),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
-        prompt_logprobs=prompt[0],
-        prompt_top_ids=prompt[2],
-        prompt_top_logprobs=prompt[1],
+        prompt_logprobs=prompt.chosen,
+        prompt_top_ids=prompt.top_ids,
+        prompt_top_logprobs=prompt.top,
     )
 
 
@@ -176,7 +200,7 @@ def _top(logprobs: Float[Array, "n v"], num_top: int) -> tuple[Float[Array, "n k
     return jnp.pad(values, pad, constant_values=-jnp.inf), jnp.pad(ids, pad)
 
 
-def top_if(
+def _top_if(
     wanted: Bool[Array, ""], logprobs: Float[Array, "n v"], num_top: int
 ) -> tuple[Float[Array, "n k"], Int[Array, "n k"]]:
     """`_top`, or zeros where nobody wants it."""
@@ -191,8 +215,8 @@ def top_if(
 
 def _prompt_logprobs(
     model: Transformer, hidden: Float[Array, "b t d"], batch: StepInput, num_top: int
-) -> tuple[Float[Array, "b t"], Float[Array, "b t k"], Int[Array, "b t k"]]:
-    """Log-probability of the token after each position; logits exist for LOGIT_ROWS positions at a time."""
+) -> PromptLogprobs:
+    """Logits exist for LOGIT_ROWS positions at a time."""
     (b, t, d), rows = hidden.shape, LOGIT_ROWS
     following = _following(batch, batch.next_token)
     pad = -(b * t) % rows
@@ -203,21 +227,17 @@ def _prompt_logprobs(
         logprobs = model.arithmetic.rows(jax.nn.log_softmax, model.logits(args[0]))
         return jnp.take_along_axis(logprobs, args[1][:, None], axis=1)[:, 0], *_top(logprobs, num_top)
 
-    def compute(h: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def compute(h: jax.Array, ids: jax.Array) -> PromptLogprobs:
         chosen, values, top_ids = jax.lax.map(chunk, (h, ids))
         count = b * t
-        return (
+        return PromptLogprobs(
             chosen.reshape(-1)[:count].reshape(b, t),
             values.reshape(-1, num_top)[:count].reshape(b, t, num_top),
             top_ids.reshape(-1, num_top)[:count].reshape(b, t, num_top),
         )
 
-    def skip(*_: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return (
-            jnp.zeros((b, t), jnp.float32),
-            jnp.zeros((b, t, num_top), jnp.float32),
-            jnp.zeros((b, t, num_top), jnp.int32),
-        )
+    def skip(*_: jax.Array) -> PromptLogprobs:
+        return PromptLogprobs.none(b, t, num_top)
 
-    out: tuple[jax.Array, jax.Array, jax.Array] = jax.lax.cond(batch.want_prompt, compute, skip, flat, wanted_ids)
+    out: PromptLogprobs = jax.lax.cond(batch.want_prompt, compute, skip, flat, wanted_ids)
     return out
