@@ -3,7 +3,8 @@
 Starts a server on MODEL (a directory; `python -m scripts.make_bench_ckpt llama DIR --layers 4` makes one), keeps
 `--streams` streams running and sends one long prompt among them. Prints the median and the worst time between two
 tokens of a stream, from the long prompt's arrival to its first token and without it, and the share of the time in which
-the device waited for the host. Floors: worst gap below 3 times the median, stall ratio below 5 %.
+the device waited for the host. Floors: worst gap beside the prompt below 3 times the median without it (beside it the
+median itself is stretched, so a ratio of the two there would hardly fail), stall ratio below 5 %.
 """
 
 import asyncio
@@ -49,7 +50,6 @@ def gaps(streams: list[list[float]], start: float, end: float) -> list[float]:
 async def measure(url: str, args: Any) -> list[dict[str, Any]]:
     timeout = aiohttp.ClientTimeout(total=900)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        await stream(session, url, prompt_of(0, args.prompt, args.vocabulary), 2)  # the server learns what steps take
         running = [
             asyncio.create_task(stream(session, url, prompt_of(1 + i, 32, args.vocabulary), args.tokens))
             for i in range(args.streams)
@@ -89,10 +89,10 @@ def main() -> int:
     args = options.parse_args()
     with server(args.model, args.port, -1) as url:
         report = asyncio.run(measure(url, args))
-    ratio, stall = report[1]["ratio"], report[-1]["stall_ratio"]
+    ratio, stall = report[1]["worst_ms"] / report[0]["median_ms"], report[-1]["stall_ratio"]
     figure = (
-        f"worst over median token gap of {args.streams} streams beside a {args.prompt}-token prompt: {ratio:.2f} "
-        f"(floor {RATIO}); stall ratio {stall:.3f} (floor {STALL})"
+        f"worst token gap of {args.streams} streams beside a {args.prompt}-token prompt over their median without it: "
+        f"{ratio:.2f} (floor {RATIO}); beside it {report[1]['ratio']:.2f}; stall ratio {stall:.3f} (floor {STALL})"
     )
     return finish(report, figure, ok=ratio < RATIO and stall < STALL, as_json=args.json)
 
