@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from serving.batch import Batch, Kind, StepOutput
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet
@@ -21,6 +23,11 @@ from serving.types import Job, Prepared, Priority, SamplingParams, Update
 from tests.fakes import FakeClock, FakePending, FakeRunner, ToyModel, default_buckets
 
 SMALL = EngineConfig(max_slots=4, page_size=4, hard_size=4, soft_size=2, prefill_chunk=8, max_context=64)
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Drawn tokens."""
+    return tuple(int(t) for t in np.random.default_rng(seed).integers(1, 300, length))
 
 
 def generate_row(prompt: tuple[int, ...], max_tokens: int, **params: object) -> Prepared:

@@ -2,7 +2,6 @@
 
 import queue
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -13,11 +12,7 @@ from serving.engine.sequence import Sequence
 from serving.errors import StepFailed
 from serving.types import Job, Prepared, Priority, SamplingParams
 from tests.fakes import FakeRunner, ToyModel
-from tests.fakes_engine import SMALL, TurnedEngine, generate_row
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(int(t) for t in np.random.default_rng(seed).integers(1, 300, length))
+from tests.fakes_engine import SMALL, TurnedEngine, generate_row, prompt
 
 
 def test_a17_jobs_of_one_id_are_told_apart_and_a_late_cancel_hits_nobody() -> None:

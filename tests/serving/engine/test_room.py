@@ -1,17 +1,12 @@
 """Who makes room for whom, turned by hand in small caches."""
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from serving.engine.running import Running
 from serving.engine.sequence import Sequence
 from serving.types import Priority
-from tests.fakes_engine import SMALL, TurnedEngine, generate_row
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    return tuple(int(t) for t in np.random.default_rng(seed).integers(1, 300, length))
+from tests.fakes_engine import SMALL, TurnedEngine, generate_row, prompt
 
 
 def test_a_row_that_grows_stops_none_of_a_higher_class() -> None:
