@@ -37,17 +37,18 @@ def generate_row(prompt: tuple[int, ...], max_tokens: int, **params: object) -> 
 
 
 class TimedRunner:
-    """A FakeRunner whose steps take time on the fake clock: `ms_per_token` for each token of the bucket."""
+    """A FakeRunner whose steps take time on the fake clock: `ms_per_step`, and `ms_per_token` of the bucket."""
 
-    def __init__(self, runner: FakeRunner, clock: FakeClock, ms_per_token: float) -> None:
-        self._runner, self._clock, self._ms_per_token = runner, clock, ms_per_token
+    def __init__(self, runner: FakeRunner, clock: FakeClock, ms_per_token: float, ms_per_step: float = 0.0) -> None:
+        self._runner, self._clock = runner, clock
+        self._ms_per_token, self._ms_per_step = ms_per_token, ms_per_step
         self.early = False  # steps are done before anyone asks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
     def submit(self, batch: Batch) -> "TimedPending":
-        seconds = batch.bucket.rows * batch.bucket.tokens * self._ms_per_token / 1000
+        seconds = (self._ms_per_step + batch.bucket.rows * batch.bucket.tokens * self._ms_per_token) / 1000
         return TimedPending(self._runner.submit(batch), self._clock, 0.0 if self.early else seconds)
 
 
@@ -77,6 +78,7 @@ class TurnedEngine:
         max_context: int = 64,
         max_score_tokens: int = 64,
         ms_per_token: float = 0.0,
+        ms_per_step: float = 0.0,
         make_tiers: Callable[[FakeRunner], KvTiers] | None = None,
         speculate_rows: int = 0,
         ring: Ring | None = None,
@@ -101,7 +103,7 @@ class TurnedEngine:
         self.costs = StepCosts()
         self.tiers = KvTiers.off() if make_tiers is None else make_tiers(self.runner)
         self.scheduler = Scheduler(config, BucketSet(buckets), self.pool, max_context, self.costs, tiers=self.tiers)
-        self.timed = TimedRunner(self.runner, self.clock, ms_per_token)
+        self.timed = TimedRunner(self.runner, self.clock, ms_per_token, ms_per_step)
         self.stats = EngineStats()
         self.loop = Loop(
             self.timed if ms_per_token else self.runner,

@@ -15,6 +15,7 @@ BESIDE_TOKENS = 32  # a chunk that may be added to the time of a token of runnin
 MIN_PAGES = 512  # attention walks as far as the longest row (model/key_blocks.py): width costs the copy of the table
 PAGE_STEP = 16  # widths of a decode step's table grow so, and the last step is no smaller
 ROW_STEP = 4  # rows grow fourfold: 1, 4, 16, 64
+FINE_ROWS = 16  # from here on a decode step's time is that of its rows, and they double
 _CACHED = (Kind.EXTEND, Kind.DECODE, Kind.SPECULATE)
 FINE_TOKENS = 128  # score lengths double up to here and grow fourfold beyond, except for full batches
 
@@ -63,7 +64,9 @@ def _extend(config: EngineConfig, max_context: int, pages: int) -> list[Bucket]:
 
 
 def _decode(config: EngineConfig, widths: list[int]) -> list[Bucket]:
-    return [Bucket(Kind.DECODE, r, 1, p) for r in ladder(1, config.max_slots, ROW_STEP) for p in widths]
+    few = ladder(1, min(FINE_ROWS, config.max_slots), ROW_STEP)
+    many = ladder(2 * FINE_ROWS, config.max_slots, 2) if config.max_slots > FINE_ROWS else []
+    return [Bucket(Kind.DECODE, r, 1, p) for r in (*few, *many) for p in widths]
 
 
 def _speculate(config: EngineConfig, widths: list[int]) -> list[Bucket]:

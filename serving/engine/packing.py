@@ -93,6 +93,18 @@ def pack_extend(
     return max(quick, key=lambda packing: packing.rate(sum(packing.chunks), step_tokens))
 
 
+def pack_whole(
+    prefill: Rows[Sequence], buckets: BucketSet, *, page_size: int, seconds: Callable[[Bucket], float]
+) -> Packing:
+    """The first of these prompts, as a step takes them in whole; as many as takes least time for each. `seconds`: what
+    a step takes. The buckets must hold one of them, and the most rows all."""
+    size = max(row.num_prompt - row.prefilled for row in prefill)
+    counts = buckets.row_counts(Kind.EXTEND)
+    tried = [_extend_of(prefill[:count], buckets, size, page_size) for count in counts]
+    fitting = [packing for packing in tried if packing is not None]
+    return min(fitting, key=lambda packing: (seconds(packing.bucket) / len(packing.rows), -len(packing.rows)))
+
+
 def _extend_of(prefill: Rows[Sequence], buckets: BucketSet, size: int, page_size: int) -> Packing | None:
     """As many of the rows as fit with chunks of at most `size` tokens; None where the first does not."""
     rows: list[Sequence] = []

@@ -31,7 +31,6 @@ from .running import Running
 from .sequence import Sequence, Stage
 from .slots import Slots
 from .step import Step, score_step
-from .token_gap import TokenGap
 from .waiting import WaitingRows
 
 Events = list[tuple[Sequence, Update]]
@@ -63,8 +62,7 @@ class Scheduler:
         self._running = Running(Slots(config.max_slots, buckets.max_pages(), pool.ring), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
         self.generation = Generation(self._running, buckets, pool.page_size)
-        gap = TokenGap(config, buckets.most_rows(Kind.EXTEND), costs or StepCosts())
-        self._prefill = Prefill(config, self._running, buckets, pool.page_size, gap)
+        self._prefill = Prefill(config, self._running, buckets, pool.page_size, costs or StepCosts())
         self._score_former = BatchFormer(config)
         self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
         self._deadlines = Deadlines()

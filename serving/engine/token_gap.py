@@ -1,9 +1,10 @@
 """How much prefill may come between two tokens of running streams.
 
-A chunk stretches a token's time by `token_gap_ratio` at most, of what it takes with all beside it that wait for their
-prefill. A batch that brings a bucket full of short prompts through at once takes longer than that, and less than their
-chunks one by one: it may go once the streams had as much time to themselves. Each decode step saves what a chunk after
-it would have been allowed, up to one such batch; and whoever finds no stream need not wait.
+A chunk of a long prompt stretches a token's time by `token_gap_ratio` at most, of what it takes with all beside it that
+wait for their prefill. Short prompts, which go whole, may take longer than that; they owe the streams as much time as
+they took: each decode step pays what a chunk after it would have been allowed, and until the debt is paid no short
+prompt goes but an urgent one. Steps that no prompt follows pay ahead, for one batch at most; and whoever finds no
+stream owes nothing.
 """
 
 from serving.batch import Bucket, Kind
@@ -20,26 +21,31 @@ class TokenGap:
     def __init__(self, config: EngineConfig, batch: Bucket, costs: StepCosts) -> None:
         self.batch, self._costs = batch, costs
         self._ratio, self._least_s = config.token_gap_ratio, config.token_gap_ms / 1000
-        self._saved_s = 0.0
+        self._paid_s = 0.0  # ahead of what prompts took; negative: owed
 
     def allows(self, chunk: Bucket, step: Bucket, num_rows: int) -> bool:
         """Whether the chunk may come after a decode `step`, while so many rows run or wait for their prefill."""
         return self._costs.seconds(chunk) <= self._limit_s(step, num_rows)
 
     @property
-    def allows_batch(self) -> bool:
-        return self._saved_s >= self._costs.seconds(self.batch)
+    def allows_whole(self) -> bool:
+        """Whether prompts may go whole."""
+        return self._paid_s >= 0
 
     def decoded(self, step: Bucket, num_rows: int) -> None:
         """The streams had a step."""
-        self._saved_s = min(self._saved_s + self._limit_s(step, num_rows), self._costs.seconds(self.batch))
+        self._paid_s = min(self._paid_s + self._limit_s(step, num_rows), self._most_s)
 
     def extended(self, bucket: Bucket) -> None:
         """Prompts had one, beside streams."""
-        self._saved_s = max(0.0, self._saved_s - self._costs.seconds(bucket))
+        self._paid_s = max(self._paid_s - self._costs.seconds(bucket), -self._most_s)
 
     def no_streams(self) -> None:
-        self._saved_s = self._costs.seconds(self.batch)
+        self._paid_s = self._most_s
+
+    @property
+    def _most_s(self) -> float:
+        return self._costs.seconds(self.batch)
 
     def _limit_s(self, step: Bucket, num_rows: int) -> float:
         step_s = max(self._costs.seconds(step), self._costs.between_s(Kind.DECODE, num_rows))

@@ -7,7 +7,7 @@ from hypothesis import given
 from serving.batch import Bucket, Kind
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet, derive
-from serving.engine.packing import pack_extend, pack_score
+from serving.engine.packing import pack_extend, pack_score, pack_whole
 from serving.engine.sequence import Sequence, make_sequences
 from serving.engine.waiting import WaitingRows
 from serving.types import Job, Prepared
@@ -96,3 +96,29 @@ def test_the_first_prompt_always_moves(prompts: list[tuple[int, float]]) -> None
     for row, chunk in zip(packing.rows, packing.chunks, strict=True):
         assert 0 < chunk <= min(packing.bucket.tokens, row.num_prompt - row.prefilled)
         assert (row.prefilled + chunk) <= packing.bucket.pages * 16
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch_s", "bucket", "taken"),
+    [
+        ([60], 1.0, (1, 64), 1),
+        ([60] * 3, 1.0, (1, 64), 1),  # 0.3 s alone, 0.33 each of three
+        ([60] * 4, 1.0, (8, 64), 4),
+        ([60] * 8, 1.0, (8, 64), 8),
+        ([60] * 8, 3.0, (1, 64), 1),
+        ([20] * 8, 1.0, (1, 32), 1),  # 0.1 s
+        ([20] * 8 + [60], 0.7, (8, 64), 8),
+        ([20, 60], 1.0, (1, 32), 1),
+    ],
+)
+def test_short_prompts_go_as_many_at_once_as_takes_least_for_each(
+    lengths: list[int], batch_s: float, bucket: tuple[int, int], taken: int
+) -> None:
+    config = EngineConfig(prefill_chunk=256, prefill_batch_tokens=512)
+    buckets = BucketSet(derive(config, 512))
+    seconds = {(1, 32): 0.1, (1, 64): 0.3, (8, 64): batch_s}
+    rows = rows_of(lengths)
+    packing = pack_whole(rows, buckets, page_size=16, seconds=lambda b: seconds[b.rows, b.tokens])
+    assert (packing.bucket.rows, packing.bucket.tokens) == bucket
+    assert packing.rows == tuple(rows[:taken])
+    assert packing.chunks == tuple(lengths[:taken])
