@@ -1,12 +1,15 @@
 """Attention of a step's queries over their paged keys, in blocks of a fixed number of positions from 0 on.
 
 The walk ends at the longest row's last key, so that a wide page table costs nothing and no row's keys are ever all in
-memory at once. With a window it goes from the sinks to each row's first visible key: what pages hold in between is
-never used, and may be another position's. The running maximum and sum are those of the online softmax
-(arXiv:1805.02867), float32. A block that a query sees nothing of leaves its sums as they are, to the bit: for the
-deterministic arithmetic, how wide a page table is, and how long the neighbours are, changes nothing.
+memory at once. With a window it goes from the sinks to the block of each row's first visible key: what pages hold in
+between is never used, and may be another position's. Every block begins at a multiple of its size, so that it can be
+read in whole pages, or in the whole parts that pages and blocks share. The running maximum and sum are those of the
+online softmax (arXiv:1805.02867), float32. A block that a query sees nothing of leaves its sums as they are, to the
+bit: for the deterministic arithmetic, how wide a page table is, how large its pages are, and how long the neighbours
+are, changes nothing.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,7 +25,7 @@ Split = Callable[[Float[Array, "n s width"]], tuple[Float[Array, "n s g k"], Flo
 
 # Keys at a time, as measured on CPU: for a few queries a block that stays in cache, for a chunk one whose products are
 # worth starting.
-FEW, FEW_BLOCK, CHUNK_BLOCK = 16, 16, 128
+FEW, FEW_BLOCK, CHUNK_BLOCK = 16, 16, 64
 
 
 class KeyBlocks(NamedTuple):
@@ -53,12 +56,13 @@ class KeyBlocks(NamedTuple):
             at = self._positions(index)
             # Masked keys have probability 0, and 0 * NaN left in a page by an earlier owner is NaN: hence the zeros.
             kept = jnp.where(self._holds(at)[..., None], self._read(at), 0)
-            keys, values = split(kept.astype(q.dtype))
-            scores = jnp.einsum("ngmk,nsgk->ngms", queries, keys, preferred_element_type=jnp.float32) * scale
+            # Heads first, as rows: left to itself the compiler turns the keys number by number.
+            keys, values = (x.transpose(0, 2, 1, 3) for x in split(kept.astype(q.dtype)))
+            scores = jnp.einsum("ngmk,ngsk->ngms", queries, keys, preferred_element_type=jnp.float32) * scale
             scores = jnp.where(self._sees(last_key, at[:, None])[:, None], scores, -jnp.inf)
             new_top = jnp.maximum(top, scores.max(-1))
             p, shrink = jnp.exp(scores - new_top[..., None]), jnp.exp(top - new_top)
-            new = jnp.einsum("ngms,nsgv->ngmv", p.astype(q.dtype), values, preferred_element_type=jnp.float32)
+            new = jnp.einsum("ngms,ngsv->ngmv", p.astype(q.dtype), values, preferred_element_type=jnp.float32)
             return new_top, mass * shrink + p.sum(-1), mixed * shrink[..., None] + new
 
         heads = queries.shape[:-1]
@@ -74,10 +78,12 @@ class KeyBlocks(NamedTuple):
         return 0 if self.window is None else -(-self.window.sinks // self.size)
 
     def _first(self) -> Int[Array, " n"]:
-        """Where the blocks after the sinks' begin in each row: with the first key that its first query sees."""
+        """Where the blocks after the sinks' begin in each row: with the block of the first key that its first query
+        sees."""
         if self.window is None:
             return jnp.zeros_like(self.end)
-        return jnp.maximum(self.positions[:, 0] - self.window.size + 1, self._sink_blocks * self.size)
+        seen = self.positions[:, 0] - self.window.size + 1
+        return jnp.maximum(seen // self.size, self._sink_blocks) * self.size
 
     def _num_blocks(self) -> Int[Array, ""]:
         longest = jnp.maximum(self.end - self._first(), 0).max()
@@ -99,7 +105,11 @@ class KeyBlocks(NamedTuple):
         return seen if self.window is None else seen & self.window.sees(query, key)
 
     def _read(self, at: Int[Array, "n s"]) -> Float[Array, "n s width"]:
-        """What the cache holds at these positions of each row's pages; anything at all where there is no page."""
+        """What the cache holds at these positions, a block's, of each row's pages; anything at all where there is no
+        page."""
         _, page_size, width = self.pool.shape
-        page = jnp.take_along_axis(self.page_table, at // page_size, axis=1, mode="clip")
-        return self.pool.reshape(-1, width)[page * page_size + at % page_size]
+        part = math.gcd(page_size, self.size)
+        parts = page_size // part  # of a page; a block is made of as large ones as it can be
+        first = at[:, ::part] // part
+        page = jnp.take_along_axis(self.page_table, first // parts, axis=1, mode="clip")
+        return self.pool.reshape(-1, part, width)[page * parts + first % parts].reshape(*at.shape, width)
