@@ -20,13 +20,13 @@ def split(kv):
     return kv[:, :, 0], kv[:, :, 1]
 
 
-def paged(num_pages: int, fill: float) -> tuple[np.ndarray, np.ndarray]:
+def paged(num_pages: int, fill: float, page: int = PAGE) -> tuple[np.ndarray, np.ndarray]:
     """A pool whose pages lie in any order and hold `fill` beyond each token's position, and a table of that width."""
-    pool = np.full((1 + TOKENS * num_pages, PAGE, 2 * GROUPS * DIM), fill, np.float32)
+    pool = np.full((1 + TOKENS * num_pages, page, 2 * GROUPS * DIM), fill, np.float32)
     table = 1 + RNG.permutation(TOKENS * num_pages).astype(np.int32).reshape(TOKENS, num_pages)
     for token, position in enumerate(POSITIONS):
         for at in range(position + 1):
-            pool[table[token, at // PAGE], at % PAGE] = CONTENT[token, at].reshape(-1)
+            pool[table[token, at // page], at % page] = CONTENT[token, at].reshape(-1)
     return pool, table
 
 
@@ -65,6 +65,12 @@ def test_width_of_the_table_and_what_pages_held_before_change_no_bit():
     assert len(got) == 1
 
 
+def test_the_size_of_the_pages_changes_no_bit():
+    """Smaller and larger than a block of 8, and neither a multiple of the other."""
+    got = {np.asarray(attend(*paged(-(-24 // page), np.nan, page), POSITIONS)).tobytes() for page in (1, 2, 6, 8, 24)}
+    assert len(got) == 1
+
+
 def test_a_neighbour_that_sees_more_changes_no_bit():
     """Blocks that a token sees nothing of are exact no-ops."""
     pool, table = paged(6, np.nan)
@@ -97,7 +103,7 @@ def test_padding_alone_is_finite():
 
 @pytest.mark.parametrize("size", [1, 5, 8, 30])
 @pytest.mark.parametrize("sinks", [0, 3, 9])
-@pytest.mark.parametrize("block", [4, 16])
+@pytest.mark.parametrize("block", [6, 16])
 def test_a_window_shows_the_last_keys_and_the_sinks_whatever_lies_between(size, sinks, block):
     """Pages of positions that the first query does not see hold NaN, as if others had them."""
     chunk, window = 5, Window(size, sinks)
