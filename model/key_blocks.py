@@ -24,8 +24,9 @@ from .cache import PageView, Pool
 Split = Callable[[Float[Array, "n s width"]], tuple[Float[Array, "n s g k"], Float[Array, "n s g v"]]]
 
 # Keys at a time, as measured on CPU: for a few queries a block that stays in cache, for a chunk one whose products are
-# worth starting.
-FEW, FEW_BLOCK, CHUNK_BLOCK = 16, 16, 64
+# worth starting. Chunks of several rows are mostly short prompts, which a large block would exceed; a row of its own is
+# more often far behind in a long one.
+FEW, FEW_BLOCK, CHUNK_BLOCK, LONE_CHUNK_BLOCK = 16, 16, 64, 128
 
 
 class KeyBlocks(NamedTuple):
@@ -42,7 +43,8 @@ class KeyBlocks(NamedTuple):
     @classmethod
     def of(cls, pool: Pool, view: PageView, window: Window | None) -> "KeyBlocks":
         """For a step whose tokens are written."""
-        size = FEW_BLOCK if view.positions.shape[1] < FEW else CHUNK_BLOCK
+        n, t = view.positions.shape
+        size = FEW_BLOCK if t < FEW else LONE_CHUNK_BLOCK if n == 1 else CHUNK_BLOCK
         return cls(pool, view.page_table, view.positions, view.positions[:, 0] + view.length, size, window)
 
     def attend(self, q: Float[Array, "n t g j k"], split: Split, scale: float) -> Float[Array, "n t g j v"]:
