@@ -4,11 +4,22 @@ x [n, d], experts [n, k] int32, weights [n, k] f32, gate and up [e, f, d], down 
 No token is ever dropped, whatever the routing. Forms:
 - "dense": every expert on every token. Best for tiny stacks, and the form that partitions over an expert mesh axis.
 - "loop": each used expert, on all tokens. Best for few tokens: a weight is read once or not at all.
-- "blocks": (token, expert) pairs sorted by expert, cut into blocks of BLOCK rows of one expert each. Best for many
-  tokens: the work is that of the routed pairs plus at most BLOCK - 1 rows an expert.
+- "runs": (token, expert) pairs sorted by expert; each used expert over its run of them, in blocks of a few rows. Best
+  for more tokens: a weight is copied out of its stack once, and the work is that of the pairs and of less than a block
+  an expert. Its gradient is that of "blocks".
+- "blocks": the sorted pairs in padded blocks of BLOCK rows, as many as any routing may need: a loop of known length,
+  hence one that differentiates.
 - "ragged": sorted pairs through jax.lax.ragged_dot, for GPU and TPU.
+
+On 2 cores, 16 experts of 384 x 768, 4 a token, CPU milliseconds by the number of tokens:
+
+    tokens     4    8   16   32   64  128  512
+    loop     6.4  8.0   12   18   30   53
+    runs     8.0  7.2  9.2   12   14   22   72
+    blocks                   19   19   26   90
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -18,7 +29,8 @@ from .blocked import blocked_product, prefers_blocks, prefers_single_rows, row_b
 from .dispatch import device_kind
 
 BLOCK = 32
-LOOP_TOKENS = 32  # up to here "loop" beats "blocks" on a CPU
+FEWEST_ROWS, MOST_ROWS = 8, 32  # of a block of "runs"
+LOOP_TOKENS = 4  # up to here "loop" beats "runs" on a CPU
 DENSE_SIZE = 1 << 17  # stacks of fewer weights than this are cheapest computed whole
 
 
@@ -108,6 +120,47 @@ def _blocks(
     return jnp.zeros(x.shape, jnp.float32).at[token].add(routed).astype(x.dtype)
 
 
+def _block_rows(pairs: int, num_experts: int) -> int:
+    """Of "runs": half of an expert's share of the pairs, up to a power of two."""
+    rows = FEWEST_ROWS
+    while rows < MOST_ROWS and 2 * rows * num_experts < pairs:
+        rows *= 2
+    return rows
+
+
+@jax.custom_vjp
+def _runs(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    num_experts, pairs = gate.shape[0], experts.size
+    size = _block_rows(pairs, num_experts)
+    order = jnp.argsort(experts.reshape(-1), stable=True)
+    token = jnp.pad(order // experts.shape[1], (0, size))
+    counts = jnp.zeros((num_experts,), jnp.int32).at[experts.reshape(-1)].add(1)
+    first = jnp.cumsum(counts) - counts
+    used = jnp.argsort(counts == 0, stable=True)  # those without a pair last
+
+    def run(turn: jax.Array, out: jax.Array) -> jax.Array:
+        index = used[turn]
+        own = gate[index], up[index], down[index]
+
+        def block(number: jax.Array, out: jax.Array) -> jax.Array:
+            # The last one reaches into the next expert's run, which is written after it.
+            start = first[index] + number * size
+            rows = x[jax.lax.dynamic_slice_in_dim(token, start, size)]
+            return jax.lax.dynamic_update_slice_in_dim(out, _swiglu(rows, *own), start, axis=0)
+
+        return jax.lax.fori_loop(0, -(-counts[index] // size), block, out)
+
+    out = jnp.zeros((pairs + size, x.shape[1]), jnp.float32)
+    out = jax.lax.fori_loop(0, jnp.sum(counts > 0), run, out)
+    place = jnp.argsort(order).reshape(experts.shape)  # of each pair in the sorted order
+    return (out[place] * weights[:, :, None]).sum(1).astype(x.dtype)
+
+
+_runs.defvjp(partial(jax.vjp, _blocks), lambda pull_back, y: pull_back(y))
+
+
 def _ragged(
     x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
 ) -> jax.Array:
@@ -120,7 +173,13 @@ def _ragged(
     return jnp.zeros(x.shape, jnp.float32).at[token].add(out * weight[:, None]).astype(x.dtype)
 
 
-_FORMS = {"dense": grouped_mlp_reference, "loop": _loop, "blocks": _blocks, "ragged": _ragged}
+_FORMS: dict[str, Callable[..., jax.Array]] = {
+    "dense": grouped_mlp_reference,
+    "loop": _loop,
+    "runs": _runs,
+    "blocks": _blocks,
+    "ragged": _ragged,
+}
 
 
 def grouped_mlp(
@@ -146,4 +205,4 @@ def _choose(num_tokens: int, gate: jax.Array) -> str:
         return "ragged"
     if gate.size <= DENSE_SIZE:
         return "dense"
-    return "loop" if num_tokens <= LOOP_TOKENS else "blocks"
+    return "loop" if num_tokens <= LOOP_TOKENS else "runs"

@@ -31,9 +31,10 @@ def case(n, num_experts, k, *, one_sided=False):
     return x, experts, rng.random((n, k), np.float32), *stacks
 
 
-@pytest.mark.parametrize("impl", ["dense", "loop", "blocks", "ragged", "auto"])
+@pytest.mark.parametrize("impl", ["dense", "loop", "runs", "blocks", "ragged", "auto"])
 @pytest.mark.parametrize(
-    ("n", "num_experts", "k", "one_sided"), [(1, 4, 2, False), (70, 5, 3, False), (67, 6, 2, True)]
+    ("n", "num_experts", "k", "one_sided"),
+    [(1, 4, 2, False), (9, 40, 2, False), (70, 5, 3, False), (67, 6, 2, True), (300, 4, 2, True)],
 )
 def test_form_equals_float64_loop(impl, n, num_experts, k, one_sided):
     args = case(n, num_experts, k, one_sided=one_sided)
@@ -41,7 +42,7 @@ def test_form_equals_float64_loop(impl, n, num_experts, k, one_sided):
     np.testing.assert_allclose(np.asarray(got), loop64(*args), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("impl", ["dense", "loop", "blocks", "ragged"])
+@pytest.mark.parametrize("impl", ["dense", "loop", "runs", "blocks", "ragged"])
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_bfloat16_runs_in_every_form_and_is_close(impl, n):
     """The dense form once lowered to a bf16 x bf16 -> f32 product that XLA's CPU refuses when it runs."""
@@ -59,7 +60,7 @@ def test_gradients_of_the_trainable_forms_agree():
         return jnp.sum(jnp.sin(grouped_mlp(*args[:3], gate, *args[4:], impl=impl)))
 
     want = jax.grad(loss)(args[3], "dense")
-    for impl in ("loop", "blocks"):
+    for impl in ("loop", "runs", "blocks"):
         np.testing.assert_allclose(jax.grad(loss)(args[3], impl), want, rtol=1e-3, atol=1e-4)
 
 
@@ -76,11 +77,11 @@ def test_large_experts_take_the_blocked_product_and_agree():
     weights = jnp.asarray(rng.random((n, 2), np.float32))
     stacks = [jnp.asarray(rng.standard_normal((num_experts, dim, dim), np.float32) * 0.05) for _ in range(3)]
     want = grouped_mlp(x, experts, weights, *stacks, impl="dense")
-    for impl in ("loop", "blocks"):
+    for impl in ("loop", "runs", "blocks"):
         np.testing.assert_allclose(grouped_mlp(x, experts, weights, *stacks, impl=impl), want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("impl", ["dense", "loop", "blocks"])
+@pytest.mark.parametrize("impl", ["dense", "loop", "runs", "blocks"])
 def test_an_expert_that_overflows_harms_only_the_rows_that_are_routed_to_it(impl):
     x, experts, weights, gate, up, down = case(6, 4, 2)
     experts[:] = [[0, 1], [0, 2], [1, 2], [3, 0], [3, 1], [1, 2]]
@@ -90,3 +91,18 @@ def test_an_expert_that_overflows_harms_only_the_rows_that_are_routed_to_it(impl
         jax.jit(lambda *a: grouped_mlp(*a, impl=impl))(*map(jnp.asarray, (x, experts, weights, gate, up, down)))
     )
     assert np.isfinite(got).all(axis=1).tolist() == [True, True, True, False, False, True]
+
+
+@pytest.mark.parametrize("impl", ["loop", "runs", "blocks"])
+@pytest.mark.parametrize("n", [6, 90])
+def test_a_token_that_is_not_finite_and_an_expert_that_nobody_uses_harm_nobody(impl, n):
+    x, experts, weights, *stacks = case(n, 5, 2)
+    experts[experts == 2] = 4
+    for stack in stacks:
+        stack[2] = np.nan
+    want = loop64(x, experts, weights, *stacks)
+    x[4] = np.inf
+    got = np.asarray(jax.jit(lambda *a: grouped_mlp(*a, impl=impl))(*map(jnp.asarray, (x, experts, weights, *stacks))))
+    others = np.arange(n) != 4
+    assert not np.isfinite(got[4]).any()
+    np.testing.assert_allclose(got[others], want[others], rtol=2e-4, atol=2e-4)
