@@ -40,7 +40,7 @@ demo: $(VENV)/.serve ## set up and serve a real chat model, SmolLM2-135M-Instruc
 	$(BIN)/tidegate serve --model smollm2 --port $(PORT) --max-context 2048 $(CHAT)
 
 test: $(VENV)/.dev ## set up and run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: lint types contracts test ## lint + types + contracts + tests
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
-import jax
 import pytest
 from jaxtyping import install_import_hook
+
+from tests.compiling import few_optimisations
 
 # Shapes and types of every annotated function of model/ are checked while the tests run, and only then.
 with install_import_hook("model", "beartype.beartype"):
@@ -23,13 +24,12 @@ with install_import_hook("model", "beartype.beartype"):
     import model.load
     import model.train  # noqa: F401
     from model.tokenizer import Tokenizer
+    from serving.engine.runner import use_compilation_cache
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 
-# One compilation cache for all tests, workers and runs.
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+use_compilation_cache(ROOT / ".cache" / "jax")  # one for all tests, workers and runs, and the servers among them
 
 hypothesis.settings.register_profile("tidegate", deadline=None)  # machines differ; tests assert no times
 hypothesis.settings.load_profile("tidegate")
@@ -48,10 +48,9 @@ def zoo_tokenizer(zoo: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def quick_compile() -> Iterator[None]:
-    """Without most optimisations: training steps compile in half the time, and tests run few of them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    """With few optimisations, for a module."""
+    with few_optimisations():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +92,31 @@ def deepseek_tokenizer(deepseek_files: Callable[[str], Path]) -> Iterator[Callab
 
     yield load
     loaded.clear()
+
+
+COSTLY = (
+    "tests/e2e/",
+    "tests/model/test_deterministic.py",
+    "tests/model/test_check.py",
+    "tests/model/test_speculate.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What compiles for long comes first: no worker is left with it at the end while the others have nothing to do."""
+    items.sort(key=lambda item: not item.nodeid.startswith(COSTLY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file, but one worker for all that needs the servers of tests/e2e: another would start them again."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/e2e/" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def _download(package: str, directory: Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
+from model.checkpoint import build
 from model.config import ModelConfig
+from model.plan import plan
 from model.transformer import Transformer
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet
@@ -61,9 +63,22 @@ TINY_V3: dict[str, Any] = {
 }
 
 
+def random_model(config: ModelConfig, seed: int) -> Transformer:
+    """As Transformer itself starts, with draws of numpy: JAX's would compile a program a shape."""
+    rng = np.random.default_rng(seed)
+    graph, params = plan(config, jnp.dtype(jnp.float32))
+    fill = {
+        "kernel": lambda shape: rng.standard_normal(shape) * shape[-1] ** -0.5,
+        "embedding": lambda shape: rng.standard_normal(shape) * 0.02,
+        "scale": np.ones,
+        "bias": np.zeros,
+        "e_score_correction_bias": np.zeros,
+    }
+    return build(graph, params, lambda param: fill[str(param.path[-1])](param.shape).astype(param.dtype))
+
+
 def tiny_model(seed: int = 0, **changes: Any) -> Transformer:
-    config = ModelConfig.from_hub({**TINY_V3, **changes})
-    return Transformer(config, rngs=nnx.Rngs(seed), dtype=jnp.dtype(jnp.float32))
+    return random_model(ModelConfig.from_hub({**TINY_V3, **changes}), seed)
 
 
 class Driven:
@@ -73,8 +88,8 @@ class Driven:
         self.runner = runner
         self.pool = KvPool(runner.num_pages, config.page_size, ring)
         self.scheduler = Scheduler(config, BucketSet(runner.buckets), self.pool, context)
-        self.clock = FakeClock()
-        self.loop = Loop(runner, self.scheduler, self._record, clock=self.clock, stats=EngineStats())
+        self.clock, self.stats = FakeClock(), EngineStats()
+        self.loop = Loop(runner, self.scheduler, self._record, clock=self.clock, stats=self.stats)
         self.updates: dict[Sequence, list[Update]] = {}
 
     def _record(self, events: Events) -> None:

@@ -1,10 +1,9 @@
 """A small random model in hub form, and a real server over it: the whole path, only its size is not real."""
 
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from model.tokenizer import Tokenizer
 from serving.backend import Backend
 from serving.config import Config, EngineConfig, ModelSection
 from serving.loading import load_backend
+from tests.compiling import few_optimisations
 from tests.fakes_http import Served
 from tests.fakes_model import TINY_V3, tiny_model
 
@@ -64,21 +64,8 @@ def tiny_backend(tiny_directory: Path, tiny_config: Config, programs: Path) -> B
     return load_backend(tiny_config, tiny_directory, compile_cache=programs, clock=time.monotonic)
 
 
-@contextmanager
-def _first_start(programs: Path, served: Served) -> Iterator[Served]:
-    """Started while no other worker starts one: the first compiles on all cores, the next takes what it kept, where
-    two at a time would compile everything twice."""
-    programs.mkdir(parents=True, exist_ok=True)
-    with (programs / "start.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        served.__enter__()
-    with ExitStack() as stack:
-        stack.push(served.__exit__)
-        yield served
-
-
 @pytest.fixture(scope="session")
-def tiny(tiny_backend: Backend, programs: Path) -> Iterator[Served]:
+def tiny(tiny_backend: Backend) -> Iterator[Served]:
     """The backend's runner and language behind HTTP; ready."""
     runner = tiny_backend.engine._runner
     server = Served(
@@ -88,8 +75,10 @@ def tiny(tiny_backend: Backend, programs: Path) -> Iterator[Served]:
         num_compiles=tiny_backend.num_compiles,
         name="tiny",
     )
-    with _first_start(programs, server) as served:
-        yield served
+    with ExitStack() as stack:
+        with few_optimisations():
+            stack.enter_context(server)
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -102,5 +91,5 @@ def embedded(programs: Path) -> Iterator[Served]:
         num_compiles=backend.num_compiles,
         name="credit-mini",
     )
-    with _first_start(programs, server) as served:
-        yield served
+    with server:
+        yield server

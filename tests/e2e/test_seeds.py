@@ -3,12 +3,14 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from serving.config import Config
 from serving.loading import load_backend
+from tests.compiling import few_optimisations
 from tests.fakes_http import Served
 
 SEEDS = (123, 0, -1, -(2**63), 2**63, 2**64 - 1)
@@ -24,7 +26,10 @@ def text(server: Served, seed: int, prompt: object = "a row") -> str:
 def restarted(tiny_config: Config, tiny_directory: Path, programs: Path) -> Iterator[Served]:
     backend = load_backend(tiny_config, tiny_directory, compile_cache=programs, clock=time.monotonic)
     config = tiny_config.engine
-    with Served(language=backend.language, runner=backend.engine._runner, engine_config=config) as server:
+    server = Served(language=backend.language, runner=backend.engine._runner, engine_config=config)
+    with ExitStack() as stack:
+        with few_optimisations():
+            stack.enter_context(server)
         yield server
 
 

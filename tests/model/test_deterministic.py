@@ -16,7 +16,7 @@ from model.load import load_model
 from model.sampling import Sampling
 from model.steps import DeviceState, StepInput, decode_step, extend_step, score_step
 from model.transformer import Transformer
-from tests.fakes_model import tiny_model
+from tests.fakes_model import random_model, tiny_model
 from tests.model.shared import GOLDEN
 
 PAGE, LENGTH, VOCAB = 4, 21, 256
@@ -29,16 +29,16 @@ def wide_model() -> Transformer:
 
 
 def two_layers(name: str) -> Transformer:
-    """A golden's model with random weights and two layers, one of each kind: another of a kind compiles for longer
-    and adds no arithmetic."""
+    """A golden's model with random weights and two layers, one of each kind where there are kinds: another of a kind
+    compiles for longer and adds no arithmetic."""
     hub = json.loads((GOLDEN / name / "config.json").read_text())
     config = ModelConfig.from_hub({**hub, "num_hidden_layers": 2})
-    return Transformer(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(jnp.float32))
+    return random_model(config, 0)
 
 
 MODELS = {
     "v3": lambda: two_layers("v3"),
-    "r1_distill_llama": lambda: load_model(GOLDEN / "r1_distill_llama"),
+    "r1_distill_llama": lambda: two_layers("r1_distill_llama"),
     "wide": wide_model,
 }
 

@@ -26,6 +26,8 @@ TOP, PROMPT, NEW, CONTEXT = 3, 11, 24, 64
 SPECULATE = ("speculate",)
 MIXED = ("speculate", "speculate", "decode")
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @dataclass
 class Wanted:
@@ -37,13 +39,10 @@ class Wanted:
     @classmethod
     def of(cls, rows: int, temperature: float, *, seed: int = 0, top_k: int = 0, adjusts: bool = False) -> "Wanted":
         seeds = np.stack([np.arange(rows) + 1000 * seed, np.full(rows, 5)], axis=1)
-        ones, table = jnp.ones(rows), 1 + jnp.arange(rows, dtype=jnp.int32)
-        sampling = Sampling(
-            ones * temperature, jnp.full(rows, top_k, jnp.int32), ones, ones * 0, jnp.asarray(seeds, jnp.uint32)
-        )
-        if adjusts:
-            return cls(sampling, Adjust(table, ones * 1.3, ones * 0.4, ones * 0.6))
-        return cls(sampling, Adjust(table * 0, ones, ones * 0, ones * 0))
+        ones, table = np.ones(rows, np.float32), np.arange(1, rows + 1, dtype=np.int32)
+        draws = (ones * temperature, table * 0 + top_k, ones, ones * 0, np.uint32(seeds))
+        adjust = (table, ones * 1.3, ones * 0.4, ones * 0.6) if adjusts else (table * 0, ones, ones * 0, ones * 0)
+        return cls(Sampling(*map(jnp.asarray, draws)), Adjust(*map(jnp.asarray, adjust)))
 
 
 @dataclass
@@ -69,8 +68,9 @@ class Served:
 
         steps = {"extend": extend_step, "decode": decode_step, "speculate": speculate_step}
         self.steps = {name: jax.jit(partial(run, step)) for name, step in steps.items()}
+        self.fresh = jax.jit(self._fresh, static_argnums=0)
 
-    def fresh(self, rows: int) -> DeviceState:
+    def _fresh(self, rows: int) -> DeviceState:
         """What earlier owners may have left: NaN in every page, positions and drafts in every slot."""
         pages, slots = 1 + rows * CONTEXT // self.page, rows + 1
         pools = init_cache(self.model.config, pages, self.page, jnp.dtype(jnp.float32), mtp=self.speculates)
@@ -186,7 +186,7 @@ def test_drafts_are_the_mtp_layers_own_predictions(
 ) -> None:
     """The draft after many steps, rejections among them, is what the MTP layer says without a cache."""
     _, speculative = pair
-    wanted = Wanted.of(4, 0.0)
+    wanted, uncached_guess = Wanted.of(4, 0.0), make_uncached_guess(model)
     expected = speculative.generate(prompts(0), wanted, plan=("decode",)).tokens
     checked = 0
     for new in (1, *range(6, NEW, 3)):
@@ -197,17 +197,26 @@ def test_drafts_are_the_mtp_layers_own_predictions(
             assert int(run.state.drafts.position[1 + r]) == tokens.shape[1] - 1
             draft = int(run.state.drafts.token[1 + r])
             if draft >= 0:
-                assert draft == _uncached_guess(model, tokens)
+                assert draft == uncached_guess(tokens)
                 checked += 1
     assert checked >= 10
 
 
-def _uncached_guess(model: Transformer, tokens: NDArray[np.int64]) -> int:
+def make_uncached_guess(model: Transformer) -> Callable[[NDArray[np.int64]], int]:
     """Of the token after the last one."""
-    length = tokens.shape[1]
-    padded = jnp.pad(jnp.asarray(tokens, jnp.int32), ((0, 0), (0, CONTEXT - length)))
-    hidden = model.hidden(padded, jnp.arange(CONTEXT)[None, :])
-    return int(model.mtp_logits(hidden[:, :-1], padded[:, 1:])[0, length - 2].argmax())
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def guesses(params: Any, padded: jax.Array) -> jax.Array:
+        merged: Transformer = nnx.merge(graph, params)
+        hidden = merged.hidden(padded, jnp.arange(CONTEXT)[None, :])
+        return merged.mtp_logits(hidden[:, :-1], padded[:, 1:])[0].argmax(-1)
+
+    def guess(tokens: NDArray[np.int64]) -> int:
+        length = tokens.shape[1]
+        return int(guesses(params, np.pad(tokens.astype(np.int32), ((0, 0), (0, CONTEXT - length))))[length - 2])
+
+    return guess
 
 
 def test_sampled_tokens_have_the_models_distribution(model: Transformer) -> None:

@@ -16,6 +16,8 @@ from tests.fakes_model import tiny_model
 END = 1
 LABELS = ((5,), (6, 7))
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
@@ -29,6 +31,11 @@ def examples() -> Examples:
     return pack(Rows(prompts, np.array([0, 1, 0], np.int32)), LABELS, END)
 
 
+@nnx.jit(static_argnums=2)
+def compiled_losses(model: Transformer, examples: Examples, recipe: Recipe) -> Losses:
+    return losses(model, examples, recipe)
+
+
 def log_softmax(logits: Any) -> Any:
     wide = np.asarray(logits, np.float64)
     return (
@@ -39,12 +46,16 @@ def log_softmax(logits: Any) -> Any:
 @pytest.fixture(scope="module")
 def reference(model: Transformer, examples: Examples) -> list[tuple[float, list[float], list[float]]]:
     """(label, language of each token, mtp of each token) of every row, run alone."""
+
+    @nnx.jit
+    def run(model: Transformer, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden = model.hidden(tokens, jnp.arange(tokens.shape[1])[None])
+        return model.logits(hidden), model.mtp_logits(hidden[:, :-1], tokens[:, 1:])
+
     out = []
     for i in range(len(examples.tokens)):
         tokens = np.asarray(examples.tokens)[i, : int(examples.length[i])]
-        hidden = model.hidden(jnp.asarray(tokens[None]), jnp.arange(len(tokens))[None])
-        logprobs = log_softmax(model.logits(hidden))[0]
-        ahead = log_softmax(model.mtp_logits(hidden[:, :-1], jnp.asarray(tokens[None, 1:])))[0]
+        logprobs, ahead = (log_softmax(logits)[0] for logits in run(model, jnp.asarray(tokens[None])))
         prompt = int(examples.prompt[i])
         label = -sum(logprobs[t - 1, tokens[t]] for t in range(prompt, len(tokens) - 1))
         language = [-logprobs[t - 1, tokens[t]] for t in range(1, len(tokens))]
@@ -56,7 +67,7 @@ def reference(model: Transformer, examples: Examples) -> list[tuple[float, list[
 @pytest.mark.parametrize("rows", [2, 100])
 def test_losses_equal_float64(rows: int, model: Transformer, examples: Examples, reference: Any) -> None:
     recipe = Recipe(10, label_width=2, language=0.3, mtp=0.2, auxiliary_rows=rows)
-    got = losses(model, examples, recipe)
+    got = compiled_losses(model, examples, recipe)
     label = np.mean([row[0] for row in reference])
     language = np.mean([loss for row in reference[:rows] for loss in row[1]])
     mtp = np.mean([loss for row in reference[:rows] for loss in row[2]])
@@ -65,7 +76,7 @@ def test_losses_equal_float64(rows: int, model: Transformer, examples: Examples,
 
 
 def test_losses_that_are_off_are_zero(model: Transformer, examples: Examples) -> None:
-    got = losses(model, examples, Recipe(10, language=0.0, mtp=0.0))
+    got = compiled_losses(model, examples, Recipe(10, language=0.0, mtp=0.0))
     assert float(got.language) == float(got.mtp) == 0.0
     assert float(got.total) == float(got.label)
 

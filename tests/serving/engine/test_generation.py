@@ -8,21 +8,15 @@ import pytest
 from msgspec.structs import replace as changed
 
 from model.transformer import Transformer
-from serving.batch import Kind
+from serving.batch import Bucket, Kind
 from serving.config import EngineConfig
-from serving.engine.buckets import BucketSet
-from serving.engine.kv_pool import KvPool
-from serving.engine.loop import Loop
 from serving.engine.runner import JaxRunner
-from serving.engine.scheduler import Events, Scheduler
-from serving.engine.sequence import Sequence, make_sequences
-from serving.engine.stats import EngineStats
 from serving.errors import StepFailed
-from serving.types import Finish, Job, Prepared, SamplingParams, TokenLogprob, Update
-from tests.fakes import FakeClock, ToyModel
+from serving.types import Finish, Prepared, SamplingParams, TokenLogprob
+from tests.fakes import ToyModel
 from tests.fakes_constraint import Slotted
 from tests.fakes_engine import SMALL, TurnedEngine, generate_row
-from tests.fakes_model import tiny_model
+from tests.fakes_model import Driven, tiny_model
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -170,39 +164,23 @@ def test_both_tokens_bring_their_log_probabilities_and_alternatives() -> None:
 # On the device
 
 CONFIG = EngineConfig(
-    max_slots=4, page_size=8, num_pages=40, hard_size=4, soft_size=2, max_context=64, prefill_chunk=16,
-    prefill_batch_tokens=32, max_score_rows=1, max_score_tokens=32, score_batch_tokens=32, speculate_rows=2,
-)  # fmt: skip
+    max_slots=4, page_size=8, num_pages=40, hard_size=4, soft_size=2, max_context=64, prefill_chunk=16, speculate_rows=2
+)
+PLAIN = (Bucket(Kind.EXTEND, 2, 16, 8), Bucket(Kind.DECODE, 4, 1, 8))
+SPECULATIVE = (*PLAIN, Bucket(Kind.SPECULATE, 1, 2, 8), Bucket(Kind.SPECULATE, 2, 2, 8))
 
 
-class Driven:
-    """A loop around a warm runner, turned by hand."""
+def started(model: Transformer, *, speculates: bool) -> Driven:
+    config = changed(CONFIG, speculate=speculates)
+    runner = JaxRunner(model, config, max_context=64, buckets=SPECULATIVE if speculates else PLAIN)
+    runner.warmup(lambda done, total: None)
+    return Driven(runner, config)
 
-    def __init__(self, model: Transformer, *, speculates: bool) -> None:
-        config = changed(CONFIG, speculate=speculates)
-        self.runner = JaxRunner(model, config, max_context=64)
-        self.runner.warmup(lambda done, total: None)
-        self.compiled = self.runner.num_compiles
-        self.scheduler = Scheduler(
-            config, BucketSet(self.runner.buckets), KvPool(self.runner.num_pages, config.page_size), 64
-        )
-        self.stats, self.clock = EngineStats(), FakeClock()
-        self.loop = Loop(self.runner, self.scheduler, self._record, clock=self.clock, stats=self.stats)
-        self.updates: dict[Sequence, list[Update]] = {}
 
-    def _record(self, events: Events) -> None:
-        for row, update in events:
-            assert update.error is None
-            self.updates.setdefault(row, []).append(update)
-
-    def run(self, *rows: Prepared) -> list[list[TokenLogprob]]:
-        sequences = make_sequences(self, Job("job", "t", rows))
-        for row in sequences:
-            self.scheduler.check(row)
-            self.scheduler.submit(row, self.clock())
-        while not self.loop.idle:
-            self.loop.turn()
-        return [[t for update in self.updates[row] for t in update.tokens] for row in sequences]
+def answers(driven: Driven, *rows: Prepared) -> list[list[TokenLogprob]]:
+    got = driven.run(*rows)
+    assert all(update.error is None for updates in got for update in updates)
+    return [[token for update in updates for token in update.tokens] for updates in got]
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +195,8 @@ def model() -> Transformer:
 
 
 @pytest.fixture(scope="module")
-def pair(model: Transformer) -> Iterator[tuple[Driven, Driven]]:
-    pair = Driven(model, speculates=False), Driven(model, speculates=True)
+def pair(model: Transformer, quick_compile: None) -> Iterator[tuple[Driven, Driven]]:
+    pair = started(model, speculates=False), started(model, speculates=True)
     yield pair
     for driven in pair:
         driven.runner.close()
@@ -227,13 +205,14 @@ def pair(model: Transformer) -> Iterator[tuple[Driven, Driven]]:
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_the_device_gives_the_tokens_of_plain_decoding(pair: tuple[Driven, Driven], temperature: float) -> None:
     plain, speculative = pair
+    compiled = speculative.runner.num_compiles
     rows = [
         Prepared(prompt(n, n), SamplingParams(max_tokens=new, temperature=temperature, seed=n, top_p=0.9))
         for n, new in ((1, 30), (7, 25), (17, 40), (33, 20), (50, 13), (8, 1), (9, 2))
     ]
-    expected, got = plain.run(*rows), speculative.run(*rows)
-    expected += [tokens for row in rows for tokens in plain.run(row)]  # and one at a time: prefix hits among them
-    got += [tokens for row in rows for tokens in speculative.run(row)]
+    expected, got = answers(plain, *rows), answers(speculative, *rows)
+    expected += [tokens for row in rows for tokens in answers(plain, row)]  # and one at a time: prefix hits among them
+    got += [tokens for row in rows for tokens in answers(speculative, row)]
     for wanted, tokens in zip(expected, got, strict=True):
         assert [t.token_id for t in tokens] == [t.token_id for t in wanted]
         assert [t.logprob for t in tokens] == pytest.approx([t.logprob for t in wanted], abs=1e-4)
@@ -241,7 +220,7 @@ def test_the_device_gives_the_tokens_of_plain_decoding(pair: tuple[Driven, Drive
     rate = generation.num_accepted / generation.num_drafted
     assert 0.1 < rate < 0.95
     assert speculative.stats.steps[Kind.SPECULATE] > 0 < speculative.stats.steps[Kind.DECODE]
-    assert speculative.runner.num_compiles == speculative.compiled
+    assert speculative.runner.num_compiles == compiled
 
 
 def test_penalties_and_masks_see_both_tokens(pair: tuple[Driven, Driven]) -> None:
@@ -255,7 +234,7 @@ def test_penalties_and_masks_see_both_tokens(pair: tuple[Driven, Driven]) -> Non
             )
         )
     ]
-    plain, speculative = ([[t.token_id for t in tokens] for row in rows for tokens in d.run(row)] for d in pair)
+    plain, speculative = ([[t.token_id for t in tokens] for row in rows for tokens in answers(d, row)] for d in pair)
     assert plain == speculative
 
 

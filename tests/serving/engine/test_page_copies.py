@@ -78,7 +78,7 @@ class Driven:
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[JaxRunner]:
+def runner(quick_compile: None) -> Iterator[JaxRunner]:
     runner = JaxRunner(tiny_model(3), CONFIG, max_context=40, buckets=BUCKETS)
     runner.warmup(lambda done, total: None)
     yield runner

@@ -21,6 +21,7 @@ def test_the_peak_is_measured_where_it_matters(asked: int, wanted: int, free: in
     assert is_tight(asked, wanted, free) is tight
 
 
+@pytest.mark.usefixtures("quick_compile")
 def test_the_cache_takes_what_is_free_beside_the_peak_of_the_largest_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(3)
     programs = Programs(model, CONFIG, None)

@@ -29,7 +29,7 @@ EXTEND, DECODE = Bucket(Kind.EXTEND, ROWS, 16, PAGES), Bucket(Kind.DECODE, ROWS,
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    return tiny_model(3)
+    return tiny_model(7)
 
 
 @pytest.fixture(scope="module")

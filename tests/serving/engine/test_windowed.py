@@ -17,6 +17,8 @@ CONFIG = EngineConfig(max_slots=4, page_size=4, num_pages=40, prefill_chunk=8, m
 WINDOW = Window(8, 3)
 RING = Ring.of(WINDOW.size, WINDOW.sinks, CONFIG.page_size, CONFIG.prefill_chunk)
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
@@ -26,7 +28,7 @@ def model() -> Transformer:
 
 
 @pytest.fixture(scope="module")
-def runner(model: Transformer) -> Iterator[JaxRunner]:
+def runner(model: Transformer, quick_compile: None) -> Iterator[JaxRunner]:
     buckets = [Bucket(Kind.EXTEND, 2, 8, 16), Bucket(Kind.DECODE, 4, 1, 16)]
     runner = JaxRunner(model, CONFIG, max_context=64, buckets=buckets, ring=RING)
     runner.warmup(lambda done, total: None)
