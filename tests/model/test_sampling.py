@@ -12,6 +12,8 @@ from tests.fakes_tables import walked
 
 VOCAB = 9
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
     full = lambda value, dtype: jnp.full((rows,), value, dtype)  # noqa: E731

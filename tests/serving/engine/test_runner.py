@@ -35,13 +35,16 @@ CONFIG = EngineConfig(
 )
 
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     return tiny_model(3)
 
 
 @pytest.fixture(scope="module")
-def runner(model: Transformer) -> Iterator[JaxRunner]:
+def runner(model: Transformer, quick_compile: None) -> Iterator[JaxRunner]:
     runner = JaxRunner(model, CONFIG, max_context=64)
     seen: list[tuple[int, int]] = []
     runner.warmup(lambda done, total: seen.append((done, total)))

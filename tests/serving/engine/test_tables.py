@@ -27,13 +27,16 @@ CONFIG = EngineConfig(max_slots=20, page_size=8, num_pages=40, max_context=32)
 EXTEND, DECODE = Bucket(Kind.EXTEND, ROWS, 16, PAGES), Bucket(Kind.DECODE, ROWS, 1, PAGES)
 
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     return tiny_model(7)
 
 
 @pytest.fixture(scope="module")
-def runner(model: Transformer) -> Iterator[JaxRunner]:
+def runner(model: Transformer, quick_compile: None) -> Iterator[JaxRunner]:
     runner = JaxRunner(model, CONFIG, max_context=32, buckets=[EXTEND, DECODE])
     runner.warmup(lambda done, total: None)
     yield runner
