@@ -15,6 +15,8 @@ from tests.fakes_tables import RowTable
 
 VOCAB, SLOTS = 37, 5
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def words(allowed, vocab=VOCAB):
     """[words] from a set of token ids, bit by bit."""

@@ -27,7 +27,7 @@ PROMPTS = [tuple(np.random.default_rng(i).integers(2, 320, 20 + 5 * i).tolist())
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[JaxRunner]:
+def runner(quick_compile: None) -> Iterator[JaxRunner]:
     model = tiny_model(3)
     model.arithmetic = model.arithmetic.fixed()
     runner = JaxRunner(model, CONFIG, max_context=CONTEXT, buckets=BUCKETS)
