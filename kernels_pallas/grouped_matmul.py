@@ -11,12 +11,13 @@ No token is ever dropped, whatever the routing. Forms:
   hence one that differentiates.
 - "ragged": sorted pairs through jax.lax.ragged_dot, for GPU and TPU.
 
-On 2 cores, 16 experts of 384 x 768, 4 a token, CPU milliseconds by the number of tokens:
+On 2 cores, 16 experts of 384 x 768, 4 a token, CPU milliseconds by the number of tokens ("runs" of 4 tokens: blocks of
+4 rows):
 
     tokens     4    8   16   32   64  128  512
     loop     6.4  8.0   12   18   30   53
     runs     8.0  7.2  9.2   12   14   22   72
-    blocks                   19   19   26   90
+    blocks                        19   26   90
 """
 
 from collections.abc import Callable
