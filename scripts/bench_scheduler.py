@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.report import finish, parser
-from serving.batch import NUM_TARGETS, Batch, Bucket, PendingPages, Progress, StepOutput
+from serving.batch import NUM_TARGETS, Batch, Bucket, PendingPages, Progress, StepOutput, StepTimes
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet, derive
 from serving.engine.kv_pool import KvPool
@@ -55,7 +55,7 @@ class NullRunner:
         return self._outputs[batch.bucket.rows]
 
     page_bytes, page_copy_s = 0, 0.0
-    step_s: Mapping[Bucket, float] = {}
+    step_s: Mapping[Bucket, StepTimes] = {}
 
     def read_pages(self, pages: Sequence[int]) -> PendingPages:
         raise NotImplementedError("no tiers here")

@@ -8,7 +8,7 @@ and slot 0 belong to nobody and take the writes of padding. JAX arrays never cro
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,14 @@ class PendingPages(Protocol):
         ...
 
 
+class StepTimes(NamedTuple):
+    """Seconds of a step with nothing before its tokens, and with `prefix` tokens before them (0: not tried)."""
+
+    alone_s: float
+    far_s: float = 0.0
+    prefix: int = 0
+
+
 class Runner(Protocol):
     """Runs batches in the order of submission. Not thread-safe: the engine thread owns it."""
 
@@ -153,8 +161,8 @@ class Runner(Protocol):
         ...
 
     @property
-    def step_s(self) -> Mapping[Bucket, float]:
-        """Seconds that steps with a KV cache took in the warm-up; empty before it."""
+    def step_s(self) -> Mapping[Bucket, StepTimes]:
+        """What steps with a KV cache took in the warm-up; empty before it."""
         ...
 
     def warmup(self, progress: "Progress") -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.batch import NUM_TARGETS, NUM_TOP, PAGES_AT_ONCE, Batch, Bucket, Kind, Progress, StepOutput
+from serving.batch import NUM_TARGETS, NUM_TOP, PAGES_AT_ONCE, Batch, Bucket, Kind, Progress, StepOutput, StepTimes
 from tests.fakes_tables import FakeTables
 
 _HOLD_LIMIT_S = 30.0  # a test that forgets to release fails instead of hanging
@@ -169,7 +169,7 @@ class FakeRunner:
         return self._page_size * 4
 
     @property
-    def step_s(self) -> Mapping[Bucket, float]:
+    def step_s(self) -> Mapping[Bucket, StepTimes]:
         return {}
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.batch import Batch, Kind, StepOutput
+from serving.batch import Batch, Bucket, Kind, StepOutput
 from serving.config import EngineConfig
 from serving.engine.buckets import BucketSet
 from serving.engine.costs import StepCosts
@@ -67,7 +67,7 @@ class TimedPending:
 
 
 class TurnedEngine:
-    """Submit rows, turn, and look at what each row got."""
+    """Submit rows, turn, and look at what each row got. `chunks`: more lengths of a prompt's."""
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class TurnedEngine:
         make_tiers: Callable[[FakeRunner], KvTiers] | None = None,
         speculate_rows: int = 0,
         ring: Ring | None = None,
+        chunks: tuple[int, ...] = (),
         **faults: object,
     ) -> None:
         buckets = [
@@ -89,6 +90,7 @@ class TurnedEngine:
             for b in default_buckets(config.page_size, max_context, speculate_rows)
             if b.kind is not Kind.SCORE or b.tokens <= max_score_tokens
         ]
+        buckets += [Bucket(Kind.EXTEND, 1, tokens, -(-max_context // config.page_size)) for tokens in chunks]
         self.clock = FakeClock()
         self.runner = FakeRunner(
             model,

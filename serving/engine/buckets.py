@@ -11,7 +11,8 @@ from serving.config import EngineConfig
 
 MIN_SCORE_TOKENS = 32
 MIN_CHUNK_TOKENS = 64
-BESIDE_TOKENS = 32  # a chunk that may be added to the time of a token of running streams
+BESIDE_TOKENS = (16, 32)  # chunks that may be added to the time of a token of running streams
+FAR_CONTEXT = 2048  # below it there is no need of the shorter one: what is before a chunk adds little to its time
 MIN_PAGES = 512  # attention walks as far as the longest row (model/key_blocks.py): width costs the copy of the table
 PAGE_STEP = 16  # widths of a decode step's table grow so, and the last step is no smaller
 ROW_STEP = 4  # rows grow fourfold: 1, 4, 16, 64
@@ -57,7 +58,8 @@ def _score(config: EngineConfig, max_context: int) -> list[Bucket]:
 
 def _extend(config: EngineConfig, max_context: int, pages: int) -> list[Bucket]:
     longest = min(max_context, config.prefill_chunk)
-    shapes = {(1, longest), *((1, t) for t in (BESIDE_TOKENS, MIN_CHUNK_TOKENS) if t < longest)}
+    beside = BESIDE_TOKENS if max_context >= FAR_CONTEXT else BESIDE_TOKENS[1:]
+    shapes = {(1, longest), *((1, t) for t in (*beside, MIN_CHUNK_TOKENS) if t < longest)}
     shortest = min(longest, MIN_CHUNK_TOKENS)
     shapes.add((max(1, config.prefill_batch_tokens // shortest), shortest))
     return [Bucket(Kind.EXTEND, r, t, pages) for r, t in sorted(shapes)]

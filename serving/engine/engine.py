@@ -198,8 +198,8 @@ class Engine:
         failure: Exception | None = None
         try:
             self._runner.warmup(self._report)
-            for bucket, seconds in self._runner.step_s.items():
-                self._costs.observe(bucket, seconds)
+            for bucket, times in self._runner.step_s.items():
+                self._costs.learn(bucket, times)
             self._ready_at_s = self._clock()
             self._loop.begin()
             self._gauge()

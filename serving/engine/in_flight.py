@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from serving.batch import Pending, StepOutput
+from serving.batch import Kind, Pending, StepOutput
 
 from .costs import StepCosts
 from .stats import EngineStats
@@ -52,7 +52,7 @@ class InFlight:
         if not ended:
             now_s = self._clock()
             if out.began_s is not None:
-                self._costs.observe(out.step.batch.bucket, now_s - out.began_s)
+                self._costs.observe(out.step.batch.bucket, now_s - out.began_s, _prefix(out.step))
             if self._out and self._out[0].began_s is None:
                 self._out[0].began_s = now_s
         return result
@@ -66,4 +66,9 @@ class InFlight:
     def _overdue_s(self, out: Out, now_s: float) -> float:
         if out.began_s is None:
             return 0.0
-        return max(0.0, now_s - out.began_s - self._costs.seconds(out.step.batch.bucket))
+        return max(0.0, now_s - out.began_s - self._costs.seconds(out.step.batch.bucket, _prefix(out.step)))
+
+
+def _prefix(step: Step) -> int:
+    """Of prompts; a decode step's time follows its rows as they grow."""
+    return max(step.starts) if step.kind is Kind.EXTEND else 0

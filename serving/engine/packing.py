@@ -76,33 +76,33 @@ def pack_extend(
     max_chunk: int,
     page_size: int,
     step_tokens: int,
-    allowed: Callable[[Bucket], bool] = lambda _: True,
+    allowed: Callable[[Packing], bool] = lambda _: True,
 ) -> Packing:
     """Chunks of the first prompts, of at most `max_chunk` tokens, at the best of the buckets' chunk lengths.
 
-    Where no bucket that would do is `allowed`, the first prompt goes alone with the smallest chunk that there is.
+    Where none that would do is `allowed`, the first prompt goes alone with the smallest chunk that there is.
     """
     sizes = sorted({min(size, max_chunk) for size in buckets.sizes(Kind.EXTEND)}, reverse=True)
     counts = buckets.row_counts(Kind.EXTEND)
     tried = [_extend_of(prefill[:count], buckets, size, page_size) for size in sizes for count in counts]
     fitting = [packing for packing in tried if packing is not None]
     assert fitting, "no extend bucket holds one chunk of the first row"
-    quick = [packing for packing in fitting if allowed(packing.bucket)]
+    quick = [packing for packing in fitting if allowed(packing)]
     if not quick:
         return min(fitting, key=lambda packing: (packing.bucket.rows * packing.bucket.tokens, len(packing.rows)))
     return max(quick, key=lambda packing: packing.rate(sum(packing.chunks), step_tokens))
 
 
 def pack_whole(
-    prefill: Rows[Sequence], buckets: BucketSet, *, page_size: int, seconds: Callable[[Bucket], float]
+    prefill: Rows[Sequence], buckets: BucketSet, *, page_size: int, seconds: Callable[[Packing], float]
 ) -> Packing:
     """The first of these prompts, as a step takes them in whole; as many as takes least time for each. `seconds`: what
-    a step takes. The buckets must hold one of them, and the most rows all."""
+    such a step takes. The buckets must hold one of them, and the most rows all."""
     size = max(row.num_prompt - row.prefilled for row in prefill)
     counts = buckets.row_counts(Kind.EXTEND)
     tried = [_extend_of(prefill[:count], buckets, size, page_size) for count in counts]
     fitting = [packing for packing in tried if packing is not None]
-    return min(fitting, key=lambda packing: (seconds(packing.bucket) / len(packing.rows), -len(packing.rows)))
+    return min(fitting, key=lambda packing: (seconds(packing) / len(packing.rows), -len(packing.rows)))
 
 
 def _extend_of(prefill: Rows[Sequence], buckets: BucketSet, size: int, page_size: int) -> Packing | None:

@@ -59,7 +59,7 @@ class Prefill:
         if beside is None:
             self._gap.no_streams()
         else:
-            self._gap.extended(packing.bucket)
+            self._gap.extended(self._seconds(packing))
         step = extend_step(packing.bucket, packing.rows, packing.chunks, self._running.slots)
         for row, chunk in zip(packing.rows, packing.chunks, strict=True):
             row.prefilled += chunk
@@ -70,7 +70,7 @@ class Prefill:
     def _pack(self, beside: Bucket | None, num_streams: int) -> Packing:
         whole = self._whole()
         if whole:
-            return pack_whole(whole, self._buckets, page_size=self._page_size, seconds=self._costs.seconds)
+            return pack_whole(whole, self._buckets, page_size=self._page_size, seconds=self._seconds)
         num_rows = num_streams + len(self._running.prefill)
         return pack_extend(
             self._running.extendable(),
@@ -78,8 +78,11 @@ class Prefill:
             max_chunk=self._config.prefill_chunk,
             page_size=self._page_size,
             step_tokens=self._config.step_tokens,
-            allowed=lambda bucket: beside is None or self._gap.allows(bucket, beside, num_rows),
+            allowed=lambda packing: beside is None or self._gap.allows(self._seconds(packing), beside, num_rows),
         )
+
+    def _seconds(self, packing: Packing) -> float:
+        return self._costs.seconds(packing.bucket, max(row.prefilled for row in packing.rows))
 
     def _whole(self) -> list[Sequence]:
         """The prompts that go first, as far as one batch brings them through."""

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from model.sharding import replicated
 from model.steps import DeviceState, StepOutputs
 from model.transformer import Transformer
-from serving.batch import PAGES_AT_ONCE, Batch, Bucket, Kind, Progress, StepOutput
+from serving.batch import PAGES_AT_ONCE, Batch, Bucket, Kind, Progress, StepOutput, StepTimes
 from serving.config import EngineConfig
 
 from .buckets import derive
@@ -36,6 +36,8 @@ from .ring import Ring
 from .step import padding
 from .tables import TableWriter
 from .wire import pack, unpack_outputs
+
+_FAR_TOKENS = 4096  # before a step's own, for the time that attention over them takes
 
 
 def use_compilation_cache(directory: Path) -> None:
@@ -70,7 +72,7 @@ class JaxRunner:
         buckets: Sequence[Bucket] | None = None,
         ring: Ring | None = None,
     ) -> None:
-        self._mesh, self._compile_threads = mesh, compile_threads
+        self._mesh, self._compile_threads, self._page_size = mesh, compile_threads, config.page_size
         self._buckets = tuple(buckets or derive(config, max_context))
         self._made = Programs(model, config, mesh)
         self._vocab_size = model.config.vocab_size
@@ -92,7 +94,7 @@ class JaxRunner:
         self._tables: TableWriter | None = None
         self._copies: PageCopies | None = None
         self._page_copy_s = 0.0
-        self._step_s: dict[Bucket, float] = {}
+        self._step_s: dict[Bucket, StepTimes] = {}
         self._compiles = CompileCounter()
 
     @property
@@ -112,7 +114,7 @@ class JaxRunner:
         return self._page_copy_s
 
     @property
-    def step_s(self) -> dict[Bucket, float]:
+    def step_s(self) -> dict[Bucket, StepTimes]:
         return self._step_s
 
     @property
@@ -187,9 +189,23 @@ class JaxRunner:
         for bucket in scores[-1:]:
             self.submit(padding(bucket)).result()
         for bucket in (bucket for bucket in largest_first if bucket.kind is not Kind.SCORE):
-            start = time.perf_counter()
-            self.submit(padding(bucket)).result()
-            self._step_s[bucket] = time.perf_counter() - start
+            alone_s = self._time(padding(bucket))
+            prefix = min(bucket.pages * self._page_size - bucket.tokens, _FAR_TOKENS)
+            if bucket.kind is Kind.EXTEND and bucket.rows == 1 and prefix > 0:  # what chunks of a long prompt go into
+                self._step_s[bucket] = StepTimes(alone_s, self._time(self._behind(bucket, prefix)), prefix)
+            else:
+                self._step_s[bucket] = StepTimes(alone_s)
+
+    def _time(self, batch: Batch) -> float:
+        start = time.perf_counter()
+        self.submit(batch).result()
+        return time.perf_counter() - start
+
+    def _behind(self, bucket: Bucket, prefix: int) -> Batch:
+        """A batch of nobody's rows that reads so many tokens of whatever pages, and writes none."""
+        pages = np.arange(bucket.pages, dtype=np.int32) % self._num_pages
+        table = np.tile(pages, (bucket.rows, 1))
+        return replace(padding(bucket), start=np.full(bucket.rows, prefix, np.int32), page_table=table)
 
     def _measure_copy(self) -> float:
         """Seconds a page: the second of two writes to page 0, waited for by a read."""

@@ -23,9 +23,10 @@ class TokenGap:
         self._ratio, self._least_s = config.token_gap_ratio, config.token_gap_ms / 1000
         self._paid_s = 0.0  # ahead of what prompts took; negative: owed
 
-    def allows(self, chunk: Bucket, step: Bucket, num_rows: int) -> bool:
-        """Whether the chunk may come after a decode `step`, while so many rows run or wait for their prefill."""
-        return self._costs.seconds(chunk) <= self._limit_s(step, num_rows)
+    def allows(self, chunk_s: float, step: Bucket, num_rows: int) -> bool:
+        """Whether a chunk that takes so long may come after a decode `step`, while so many rows run or wait for their
+        prefill."""
+        return chunk_s <= self._limit_s(step, num_rows)
 
     @property
     def allows_whole(self) -> bool:
@@ -36,9 +37,9 @@ class TokenGap:
         """The streams had a step."""
         self._paid_s = min(self._paid_s + self._limit_s(step, num_rows), self._most_s)
 
-    def extended(self, bucket: Bucket) -> None:
+    def extended(self, step_s: float) -> None:
         """Prompts had one, beside streams."""
-        self._paid_s = max(self._paid_s - self._costs.seconds(bucket), -self._most_s)
+        self._paid_s = max(self._paid_s - step_s, -self._most_s)
 
     def no_streams(self) -> None:
         self._paid_s = self._most_s

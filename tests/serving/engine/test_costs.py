@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.batch import Bucket, Kind
+from serving.batch import Bucket, Kind, StepTimes
 from serving.engine.costs import StepCosts
 
 
@@ -29,3 +29,21 @@ def test_the_average_follows_a_change() -> None:
     for _ in range(50):
         costs.observe(extend(1, 64), 3.0)
     assert costs.seconds(extend(1, 64)) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_step_takes_longer_behind_more_tokens_as_the_warm_up_said() -> None:
+    costs = StepCosts()
+    costs.learn(extend(1, 32), StepTimes(1.0, 3.0, 4000))
+    assert [costs.seconds(extend(1, 32), prefix) for prefix in (0, 1000, 4000)] == pytest.approx([1.0, 1.5, 3.0])
+    costs.learn(extend(1, 64), StepTimes(1.0, 0.9, 4000))  # measured so by chance
+    costs.learn(extend(8, 64), StepTimes(1.0))
+    assert costs.seconds(extend(1, 64), 4000) == costs.seconds(extend(8, 64), 4000) == 1.0
+
+
+def test_what_is_seen_moves_the_whole_line() -> None:
+    """Twice as slow far on: twice as slow at the start of the next prompt."""
+    costs = StepCosts()
+    costs.learn(extend(1, 32), StepTimes(1.0, 3.0, 4000))
+    for _ in range(50):
+        costs.observe(extend(1, 32), 4.0, 2000)
+    assert [costs.seconds(extend(1, 32), prefix) for prefix in (0, 4000)] == pytest.approx([2.0, 6.0], rel=1e-3)

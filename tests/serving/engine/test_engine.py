@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.batch import Batch, Bucket, Kind, Progress
+from serving.batch import Batch, Bucket, Kind, Progress, StepTimes
 from serving.config import EngineConfig
 from serving.engine.engine import Engine
 from serving.engine.page_keys import chain
@@ -134,8 +134,8 @@ class Timed(FakeRunner):
     """Its warm-up measured a second a token."""
 
     @property
-    def step_s(self) -> dict[Bucket, float]:
-        return {b: float(b.rows * b.tokens) for b in self.buckets if b.kind is not Kind.SCORE}
+    def step_s(self) -> dict[Bucket, StepTimes]:
+        return {b: StepTimes(b.rows * b.tokens) for b in self.buckets if b.kind is not Kind.SCORE}
 
 
 def test_what_steps_took_in_the_warm_up_limits_the_first_prompt_beside_a_stream() -> None:

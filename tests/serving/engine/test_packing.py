@@ -118,7 +118,7 @@ def test_short_prompts_go_as_many_at_once_as_takes_least_for_each(
     buckets = BucketSet(derive(config, 512))
     seconds = {(1, 32): 0.1, (1, 64): 0.3, (8, 64): batch_s}
     rows = rows_of(lengths)
-    packing = pack_whole(rows, buckets, page_size=16, seconds=lambda b: seconds[b.rows, b.tokens])
+    packing = pack_whole(rows, buckets, page_size=16, seconds=lambda p: seconds[p.bucket.rows, p.bucket.tokens])
     assert (packing.bucket.rows, packing.bucket.tokens) == bucket
     assert packing.rows == tuple(rows[:taken])
     assert packing.chunks == tuple(lengths[:taken])

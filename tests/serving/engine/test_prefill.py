@@ -3,7 +3,7 @@
 import numpy as np
 from msgspec.structs import replace
 
-from serving.batch import Kind
+from serving.batch import Bucket, Kind, StepTimes
 from serving.types import Priority
 from tests.fakes_engine import SMALL, TurnedEngine, generate_row, prompt
 
@@ -50,6 +50,27 @@ def test_as_many_short_prompts_as_are_cheapest_go_at_once_and_owe_the_streams_th
     assert len(between) == 5
     assert all(1 <= num <= 3 for num in between)  # 272 ms are paid by three steps at most
     assert sum(between) >= 6  # paid ahead was one batch only
+
+
+def test_chunks_get_shorter_where_more_of_the_prompt_before_them_makes_them_slower() -> None:
+    """At 1 ms a token 64 ms may be added to a step's 16; the warm-up said that a chunk takes 1 ms more for each token
+    before it, whatever its length."""
+    engine = TurnedEngine(GAPS, ms_per_token=1.0, num_pages=1025, max_context=256, chunks=(16, 32))
+    pages = engine.runner.buckets[-1].pages
+    for tokens in (16, 32, 64):
+        bucket = Bucket(Kind.EXTEND, 1, tokens, pages)
+        engine.costs.learn(bucket, StepTimes(tokens / 1000, tokens / 1000 + 0.1, 100))
+    streams = engine.submit(*[generate_row(prompt(3, i), 60) for i in range(16)])
+    while len(engine.updates[streams[-1]]) < 4:
+        engine.loop.turn()
+    (late,) = engine.submit(generate_row(prompt(200, 99), 1))
+    come = len(engine.runner.batches)
+    engine.run()
+    assert engine.ended(late)
+    chunks = [b.bucket.tokens for b in engine.runner.batches[come:] if b.bucket.kind is Kind.EXTEND]
+    assert chunks[0] in (32, 64)
+    assert chunks == sorted(chunks, reverse=True)
+    assert chunks[-1] == 16
 
 
 def test_an_urgent_prompt_does_not_wait_until_the_debt_is_paid() -> None:

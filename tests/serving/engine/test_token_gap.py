@@ -27,18 +27,18 @@ def gap() -> TokenGap:
 
 
 def test_a_chunk_stretches_the_step_by_the_ratio_less_a_margin(gap: TokenGap) -> None:
-    assert gap.allows(SHORT, STEP, 4)  # 0.15 of 2 x 0.1 x 0.8
-    assert not gap.allows(LONG, STEP, 4)
+    assert gap.allows(0.15, STEP, 4)  # of 2 x 0.1 x 0.8
+    assert not gap.allows(0.17, STEP, 4)
 
 
 def test_rows_that_wait_count_as_if_they_ran(gap: TokenGap) -> None:
     """With ten rows a step would take half way between those of 4 and of 16."""
-    assert gap.allows(LONG, STEP, 10)  # 0.3 of 2 x 0.25 x 0.8
+    assert gap.allows(0.3, STEP, 10)  # of 2 x 0.25 x 0.8
 
 
 def test_prompts_that_go_whole_owe_what_they_took(gap: TokenGap) -> None:
     assert gap.allows_whole
-    gap.extended(LONG)
+    gap.extended(0.3)
     for _ in range(2):
         assert not gap.allows_whole
         gap.decoded(STEP, 4)  # pays 0.16
@@ -48,10 +48,10 @@ def test_prompts_that_go_whole_owe_what_they_took(gap: TokenGap) -> None:
 def test_no_more_than_a_batch_is_paid_ahead_or_owed(gap: TokenGap) -> None:
     for _ in range(100):
         gap.decoded(STEP, 4)
-    gap.extended(BATCH)
+    gap.extended(1.0)
     assert gap.allows_whole
     for _ in range(100):
-        gap.extended(SHORT)
+        gap.extended(0.15)
     for _ in range(7):  # 7 x 0.16 pays for one
         assert not gap.allows_whole
         gap.decoded(STEP, 4)
@@ -59,9 +59,9 @@ def test_no_more_than_a_batch_is_paid_ahead_or_owed(gap: TokenGap) -> None:
 
 
 def test_who_finds_no_stream_owes_nothing(gap: TokenGap) -> None:
-    gap.extended(BATCH)
+    gap.extended(1.0)
     gap.no_streams()
-    gap.extended(BATCH)
+    gap.extended(1.0)
     assert gap.allows_whole
 
 
@@ -74,7 +74,7 @@ def test_in_any_stretch_prompts_take_what_decode_steps_pay_and_two_batches_more(
             gap.decoded(STEP, 4)
             taken_s.append(taken_s[-1] - 2 * 0.1 * 0.8)
         elif gap.allows_whole:
-            gap.extended(bucket)
+            gap.extended(SECONDS[bucket])
             taken_s.append(taken_s[-1] + SECONDS[bucket])
     for before in range(len(taken_s)):
         assert max(taken_s[before:]) - taken_s[before] <= 2 * SECONDS[BATCH] + 1e-9
