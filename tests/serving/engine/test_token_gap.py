@@ -27,13 +27,14 @@ def gap() -> TokenGap:
 
 
 def test_a_chunk_stretches_the_step_by_the_ratio_less_a_margin(gap: TokenGap) -> None:
-    assert gap.allows(0.15, STEP, 4)  # of 2 x 0.1 x 0.8
-    assert not gap.allows(0.17, STEP, 4)
+    assert gap.allows(0.099, STEP, 4)  # of 2 x 0.1 x 0.5
+    assert not gap.allows(0.11, STEP, 4)
 
 
 def test_rows_that_wait_count_as_if_they_ran(gap: TokenGap) -> None:
     """With ten rows a step would take half way between those of 4 and of 16."""
-    assert gap.allows(0.3, STEP, 10)  # of 2 x 0.25 x 0.8
+    assert gap.allows(0.24, STEP, 10)  # of 2 x 0.25 x 0.5
+    assert not gap.allows(0.26, STEP, 10)
 
 
 def test_prompts_that_go_whole_owe_what_they_took(gap: TokenGap) -> None:
@@ -41,7 +42,7 @@ def test_prompts_that_go_whole_owe_what_they_took(gap: TokenGap) -> None:
     gap.extended(0.3)
     for _ in range(2):
         assert not gap.allows_whole
-        gap.decoded(STEP, 4)  # pays 0.16
+        gap.decoded(STEP, 4)  # pays 2 x 0.1
     assert gap.allows_whole
 
 
@@ -52,8 +53,10 @@ def test_no_more_than_a_batch_is_paid_ahead_or_owed(gap: TokenGap) -> None:
     assert gap.allows_whole
     for _ in range(100):
         gap.extended(0.15)
-    for _ in range(7):  # 7 x 0.16 pays for one
+    for _ in range(4):  # each pays 0.2
+        gap.decoded(STEP, 4)
         assert not gap.allows_whole
+    for _ in range(2):
         gap.decoded(STEP, 4)
     assert gap.allows_whole
 
@@ -72,7 +75,7 @@ def test_in_any_stretch_prompts_take_what_decode_steps_pay_and_two_batches_more(
     for bucket in wanted:
         if bucket is STEP:
             gap.decoded(STEP, 4)
-            taken_s.append(taken_s[-1] - 2 * 0.1 * 0.8)
+            taken_s.append(taken_s[-1] - 2 * 0.1)
         elif gap.allows_whole:
             gap.extended(SECONDS[bucket])
             taken_s.append(taken_s[-1] + SECONDS[bucket])
