@@ -210,7 +210,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.engine.runner.fail_submit.clear()
         self.engine.runner.fail_result.clear()
-        while not self.engine.loop.idle:
+        while not self.engine.loop.idle or self.engine.tiers.awaits_disk:  # for rows that have gone meanwhile, too
             self.engine.loop.turn()
             while self.disk_work:
                 self.disk_work.pop(0)()
