@@ -41,7 +41,12 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         int, Meta(ge=0, description="what a step costs beside its tokens, in tokens: higher fills batches more")
     ] = 64
     token_gap_ratio: Annotated[
-        float, Meta(gt=1, description="prompts beside running streams stretch a token's time by no more than this")
+        float,
+        Meta(
+            gt=1,
+            description="chunks of a long prompt beside running streams stretch a token's time by no more than this, "
+            "short prompts, which go whole, on average",
+        ),
     ] = 3.0
     token_gap_ms: Annotated[
         float, Meta(ge=0, description="or by no more than this much of prefill between two tokens, if that is longer")
