@@ -16,6 +16,8 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from kernels_pallas.absorbed_matmul import from_latent, to_latent
+
 from .architecture import AttentionConfig, GqaConfig, MlaConfig, Window
 from .cache import PageView, Pool, write
 from .key_blocks import KeyBlocks
@@ -135,11 +137,12 @@ class MultiHeadLatentAttention(nnx.Module):
     ) -> Float[Array, "b t d"]:
         """Absorbed: all heads share one key, the latent and the rotary part, whose latent is the value too."""
         c, (q_nope, q_rope) = self.config, q
-        w_k, w_v = self._absorbed_weights()
-        q_latent = jnp.einsum("bthn,hnc->bthc", q_nope, w_k)
+        kv_b = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
+        q_latent = to_latent(q_nope, kv_b)
         shared = jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None]  # [b, t, one group, h, width]
-        mixed = keys.attend(shared, lambda kv: (kv[:, :, None], kv[:, :, None, : c.kv_lora_rank]), c.scale)[:, :, 0]
-        return self.o_proj(jnp.einsum("bthc,hvc->bthv", mixed, w_v).reshape(*q_nope.shape[:2], -1))
+        # The rotary part is mixed along: a block's latents alone would be copied out of it.
+        mixed = keys.attend(shared, lambda kv: (kv[:, :, None], kv[:, :, None]), c.scale)[:, :, 0, :, : c.kv_lora_rank]
+        return self.o_proj(from_latent(mixed, kv_b, c.v_dim).reshape(*q_nope.shape[:2], -1))
 
     def _expanded(
         self, q: tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]], keys: KeyBlocks
@@ -186,12 +189,6 @@ class MultiHeadLatentAttention(nnx.Module):
         scores = jnp.einsum("bthk,bshk->bhts", q, k, preferred_element_type=jnp.float32)
         p = _causal_softmax(scores * self.config.scale, self.config.window).astype(v.dtype)
         return jnp.einsum("bhts,bshv->bthv", p, v).reshape(*q.shape[:2], -1)
-
-    def _absorbed_weights(self) -> tuple[Float[Array, "h n c"], Float[Array, "h v c"]]:
-        c = self.config
-        w = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
-        w_k, w_v = jnp.split(w, [c.nope_dim], axis=1)
-        return w_k, w_v
 
 
 Attention = GroupedQueryAttention | MultiHeadLatentAttention
