@@ -20,7 +20,7 @@ from kernels_pallas.absorbed_matmul import from_latent, to_latent
 
 from .architecture import AttentionConfig, GqaConfig, MlaConfig, Window
 from .cache import PageView, Pool, write
-from .key_blocks import KeyBlocks
+from .key_blocks import KeyBlocks, Read
 from .layers import Linear, RMSNorm
 from .rope import RopeTable, rotate
 
@@ -58,7 +58,8 @@ class GroupedQueryAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
         q, kv = self.project(x, table)
         if cache is None:
-            return self.o_proj(self._attend(q, *self._split(kv))), None
+            keys_values = kv.reshape(*kv.shape[:2], 2, self.config.num_kv_heads, -1)
+            return self.o_proj(self._attend(q, keys_values[:, :, 0], keys_values[:, :, 1])), None
         pool = write(cache.pool, cache.view, kv)
         return self.over_blocks(q, KeyBlocks.of(pool, cache.view, self.config.window)), pool
 
@@ -74,12 +75,13 @@ class GroupedQueryAttention(nnx.Module):
 
     def over_blocks(self, q: Float[Array, "b t h k"], keys: KeyBlocks) -> Float[Array, "b t d"]:
         c, (b, t) = self.config, q.shape[:2]
-        mixed = keys.attend(q.reshape(b, t, c.num_kv_heads, -1, c.head_dim), self._split, c.scale)
-        return self.o_proj(mixed.reshape(b, t, -1))
+        grouped = q.reshape(b, t, c.num_kv_heads, -1, c.head_dim)
 
-    def _split(self, kv: Float[Array, "b s width"]) -> tuple[Float[Array, "b s g k"], Float[Array, "b s g k"]]:
-        keys_values = kv.reshape(*kv.shape[:2], 2, self.config.num_kv_heads, self.config.head_dim)
-        return keys_values[:, :, 0], keys_values[:, :, 1]
+        def split(read: Read) -> tuple[Float[Array, "b g s k"], Float[Array, "b g s k"]]:
+            return read(0, c.num_kv_heads), read(c.num_kv_heads, 2 * c.num_kv_heads)
+
+        mixed = keys.attend(grouped, split, c.scale)
+        return self.o_proj(mixed.reshape(b, t, -1))
 
     def _attend(
         self,
@@ -141,7 +143,7 @@ class MultiHeadLatentAttention(nnx.Module):
         q_latent = to_latent(q_nope, kv_b)
         shared = jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None]  # [b, t, one group, h, width]
         # The rotary part is mixed along: a block's latents alone would be copied out of it.
-        mixed = keys.attend(shared, lambda kv: (kv[:, :, None], kv[:, :, None]), c.scale)[:, :, 0, :, : c.kv_lora_rank]
+        mixed = keys.attend(shared, lambda read: (read(0, 1), read(0, 1)), c.scale)[:, :, 0, :, : c.kv_lora_rank]
         return self.o_proj(from_latent(mixed, kv_b, c.v_dim).reshape(*q_nope.shape[:2], -1))
 
     def _expanded(
@@ -149,7 +151,12 @@ class MultiHeadLatentAttention(nnx.Module):
     ) -> Float[Array, "b t d"]:
         """Every head has its own keys and values, made of a block's latents when the block is read."""
         joined = jnp.concatenate(q, axis=-1)
-        mixed = keys.attend(joined[:, :, :, None], self._heads, self.config.scale)
+
+        def split(read: Read) -> tuple[Float[Array, "b h s k"], Float[Array, "b h s v"]]:
+            keys, values = self._heads(read(0, 1)[:, 0])
+            return keys.swapaxes(1, 2), values.swapaxes(1, 2)
+
+        mixed = keys.attend(joined[:, :, :, None], split, self.config.scale)
         return self.o_proj(mixed.reshape(*joined.shape[:2], -1))
 
     def _absorbs(self, tokens: int) -> bool:

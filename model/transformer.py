@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 from .architecture import LayerConfig, MoeConfig, Window
 from .arithmetic import Arithmetic
 from .attention import LayerCache, make_attention
-from .cache import PageView, Pool, cache_width, write
+from .cache import PageView, Pool, cache_shape, write
 from .config import ModelConfig
 from .key_blocks import KeyBlocks
 from .layers import Embedding, Linear, RMSNorm, SwiGLU
@@ -165,8 +165,8 @@ class Transformer(nnx.Module):
         """Pages for this step alone: scoring is what prefill and decode are."""
         page_size, dtype = self.arithmetic.key_block, self.embed_tokens.weight().dtype
         view, num_pages = unpaged_view(tokens.shape, length, page_size)
-        widths = [cache_width(layer.attention) for layer in self.config.layers]
-        cache = tuple(jnp.zeros((num_pages, page_size, width), dtype) for width in widths)
+        shapes = [cache_shape(layer.attention) for layer in self.config.layers]
+        cache = tuple(jnp.zeros((num_pages, heads, page_size, width), dtype) for heads, width in shapes)
         return self._hidden_by_rows(tokens, positions, view, cache)[0]
 
     def _hidden_by_rows(

@@ -10,7 +10,7 @@ from model.cache import PageView, init_cache, page_bytes, write
 from model.config import ModelConfig
 from tests.model.shared import GOLDEN
 
-PAGE, WIDTH, ROWS, TOKENS = 4, 3, 2, 5
+PAGE, HEADS, WIDTH, ROWS, TOKENS = 4, 2, 3, 2, 5
 TABLE = np.array([[3, 1, 5], [2, 6, 0]], np.int32)
 write_jit = jax.jit(write)
 
@@ -23,27 +23,36 @@ def view(start, length):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, TOKENS), st.integers(0, TOKENS)), min_size=1, max_size=3))
 def test_pages_hold_what_was_written_and_nothing_else_changes(chunks):
-    pool = jnp.full((7, PAGE, WIDTH), jnp.nan)  # an earlier owner left NaN everywhere
+    pool = jnp.full((7, HEADS, PAGE, WIDTH), jnp.nan)  # an earlier owner left NaN everywhere
     capacity, at = (12, 8), [0, 0]
     kept = [[], []]
     rng = np.random.default_rng(0)
     for lengths in chunks:
         lengths = [min(n, cap - a) for n, cap, a in zip(lengths, capacity, at, strict=True)]
-        values = rng.standard_normal((ROWS, TOKENS, WIDTH)).astype(np.float32)
+        values = rng.standard_normal((ROWS, TOKENS, HEADS * WIDTH)).astype(np.float32)
         where = view(at, lengths)
         pool = write_jit(pool, where, jnp.asarray(values))
         for row, n in enumerate(lengths):
             kept[row] += list(values[row, :n])
             at[row] += n
-        want = np.full((7, PAGE, WIDTH), np.nan, np.float32)
+        want = np.full((7, HEADS, PAGE, WIDTH), np.nan, np.float32)
         for row, tokens in enumerate(kept):
             for position, token in enumerate(tokens):
-                want[TABLE[row, position // PAGE], position % PAGE] = token
+                for head in range(HEADS):
+                    want[TABLE[row, position // PAGE], head, position % PAGE] = token[head * WIDTH :][:WIDTH]
         np.testing.assert_array_equal(np.asarray(pool)[1:], want[1:])  # page 0 takes the padding
 
 
 def test_mla_caches_the_latent_and_the_rotary_key_and_nothing_more():
     config = ModelConfig.load(GOLDEN / "v3")
     pools = init_cache(config, 3, PAGE, jnp.dtype(jnp.float32))
-    assert [pool.shape for pool in pools] == [(3, PAGE, 32 + 8)] * 4
+    assert [pool.shape for pool in pools] == [(3, 1, PAGE, 32 + 8)] * 4
     assert page_bytes(config, PAGE, jnp.dtype(jnp.bfloat16)) == 4 * PAGE * 40 * 2
+
+
+def test_grouped_queries_cache_each_heads_keys_and_values():
+    config = ModelConfig.load(GOLDEN / "r1_distill_qwen")
+    heads, dim = config.layers[0].attention.num_kv_heads, config.layers[0].attention.head_dim
+    pools = init_cache(config, 3, PAGE, jnp.dtype(jnp.float32))
+    assert [pool.shape for pool in pools] == [(3, 2 * heads, PAGE, dim)] * len(config.layers)
+    assert page_bytes(config, PAGE, jnp.dtype(jnp.float32)) == sum(pool.nbytes for pool in pools) // 3

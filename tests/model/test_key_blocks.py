@@ -15,18 +15,17 @@ Q = RNG.standard_normal((TOKENS, GROUPS, HEADS, DIM), np.float32)
 CONTENT = RNG.standard_normal((TOKENS, 24, 2, GROUPS, DIM)).astype(np.float32)  # keys and values by position
 
 
-def split(kv):
-    kv = kv.reshape(*kv.shape[:2], 2, GROUPS, DIM)
-    return kv[:, :, 0], kv[:, :, 1]
+def split(read):
+    return read(0, GROUPS), read(GROUPS, 2 * GROUPS)
 
 
 def paged(num_pages: int, fill: float, page: int = PAGE) -> tuple[np.ndarray, np.ndarray]:
     """A pool whose pages lie in any order and hold `fill` beyond each token's position, and a table of that width."""
-    pool = np.full((1 + TOKENS * num_pages, page, 2 * GROUPS * DIM), fill, np.float32)
+    pool = np.full((1 + TOKENS * num_pages, 2 * GROUPS, page, DIM), fill, np.float32)
     table = 1 + RNG.permutation(TOKENS * num_pages).astype(np.int32).reshape(TOKENS, num_pages)
     for token, position in enumerate(POSITIONS):
         for at in range(position + 1):
-            pool[table[token, at // page], at % page] = CONTENT[token, at].reshape(-1)
+            pool[table[token, at // page], :, at % page] = CONTENT[token, at].reshape(-1, DIM)
     return pool, table
 
 
@@ -115,10 +114,32 @@ def test_a_window_shows_the_last_keys_and_the_sinks_whatever_lies_between(size, 
     for row in range(TOKENS):
         for at in range(start[row]):
             if not (at > start[row] - size or at < sinks):
-                pool[table[row, at // PAGE], at % PAGE] = np.nan
+                pool[table[row, at // PAGE], :, at % PAGE] = np.nan
     keys = KeyBlocks(*map(jnp.asarray, (pool, table, positions, start + length)), block, window)
     got = np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(q))
     assert np.isfinite(got).all()  # padding too
     for row in range(TOKENS):
         for i in range(length[row]):
             np.testing.assert_allclose(got[row, i], one(q[row, i], row, start[row] + i, window), atol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 16])
+def test_rows_that_are_left_out_once_their_keys_are_through_lose_none_of_them(num_rows):
+    rng = np.random.default_rng(num_rows)
+    lengths = rng.integers(1, 70, num_rows).astype(np.int32)
+    lengths[rng.integers(num_rows)] = 200
+    content = rng.standard_normal((num_rows, 200, 2, GROUPS, DIM)).astype(np.float32)
+    pages = np.full((1 + num_rows * 50, 2 * GROUPS, PAGE, DIM), np.nan, np.float32)
+    table = 1 + rng.permutation(num_rows * 50).astype(np.int32).reshape(num_rows, 50)
+    for row in range(num_rows):
+        for at in range(lengths[row]):
+            pages[table[row, at // PAGE], :, at % PAGE] = content[row, at].reshape(-1, DIM)
+    q = rng.standard_normal((num_rows, 1, GROUPS, HEADS, DIM)).astype(np.float32)
+    keys = KeyBlocks(*map(jnp.asarray, (pages, table, lengths[:, None] - 1, lengths)), SIZE, narrows=True)
+    got = np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(q))
+    for row in range(num_rows):
+        seen = content[row, : lengths[row]].astype(np.float64)
+        for g, h in np.ndindex(GROUPS, HEADS):
+            scores = seen[:, 0, g] @ q[row, 0, g, h] * 0.5
+            p = np.exp(scores - scores.max())
+            np.testing.assert_allclose(got[row, 0, g, h], (p / p.sum()) @ seen[:, 1, g], atol=1e-6)
