@@ -1,6 +1,6 @@
 """The two products of absorbed MLA with kv_b, whose rows are each head's keys, then its values.
 
-DeepSeek-V2, arXiv:2405.04434 section 2.1.2. With w [h, n + v, c], n and v a head's sizes of key and value, c of latents:
+DeepSeek-V2, arXiv:2405.04434 section 2.1.2. w [h, n + v, c], n and v a head's sizes of key and value, c of latents:
     to_latent:   q [..., h, n] -> [..., h, c],      y[h] = q[h] W_K[h],   W_K = w[:, :n]
     from_latent: mixed [..., h, c] -> [..., h, v],  y[h] = mixed[h] W_V[h]^T,   W_V = w[:, n:]
 both in x's dtype. Forms:

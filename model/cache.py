@@ -61,8 +61,7 @@ def write(pool: Pool, view: PageView, values: Float[Array, "b t heads_width"]) -
     page = jnp.take_along_axis(view.page_table, view.positions // page_size, axis=1, mode="clip")
     page, slot = (jnp.where(view.valid, x, 0).reshape(-1, 1) for x in (page, view.positions % page_size))
     rows = values.reshape(-1, heads, width).astype(pool.dtype)
-    if (
-        len(page) * heads == 1
-    ):  # XLA makes a scatter of one row a select over copies of the whole pool; of two it does not
+    # XLA makes a scatter of one row a select over copies of the whole pool; of two it does not.
+    if len(page) * heads == 1:
         page, slot, rows = (jnp.concatenate([x, jnp.zeros_like(x)]) for x in (page, slot, rows))
     return pool.at[page, jnp.arange(heads), slot].set(rows)

@@ -1,9 +1,10 @@
 """Attention of a step's queries over their paged keys, in blocks of a fixed number of positions from 0 on.
 
 The walk ends at the longest row's last key, so that a wide page table costs nothing and no row's keys are ever all in
-memory at once. Where tables are wide it goes on with ever fewer rows, the longest, so that one long row does not make
-all others as dear. With a window it goes from the sinks to the block of each row's first visible key: what pages hold
-in between is never used, and may be another position's. Every block begins at a multiple of its size, so that it can be
+memory at once. Without a window, where tables are wide, it goes on with ever fewer rows, the longest, so that one long
+row does not make all others as dear (never in the deterministic arithmetic, whose shapes are fixed). With a window it
+goes from the sinks to the block of each row's first visible key: what pages hold in
+between is never used, and may be another position's. Every block begins at a multiple of its size, so that it can be
 read in whole pages, or in the whole parts that pages and blocks share. The running maximum and sum are those of the
 online softmax (arXiv:1805.02867), float32. A block that a query sees nothing of leaves its sums as they are, to the
 bit: for the deterministic arithmetic, how wide a page table is, how large its pages are, and how long the neighbours
@@ -64,7 +65,7 @@ class KeyBlocks(NamedTuple):
         """For a step whose tokens are written."""
         n, t = view.positions.shape
         size = FEW_BLOCK if t < FEW else LONE_CHUNK_BLOCK if n == 1 else CHUNK_BLOCK
-        narrows = window is None and view.page_table.shape[1] * pool.shape[2] >= NARROW_FROM
+        narrows = n > 1 and window is None and view.page_table.shape[1] * pool.shape[2] >= NARROW_FROM
         end = view.positions[:, 0] + view.length
         return cls(pool, view.page_table, view.positions, end, size, window, narrows)
 

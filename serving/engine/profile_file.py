@@ -22,7 +22,7 @@ import numpy as np
 from .host_tier import Content
 from .page_keys import KEY_BYTES
 
-MAGIC = b"TGPROF2\n"  # counts up when a page holds its numbers in another order (model.cache)
+MAGIC = b"TGPROF1\n"
 SUFFIX = ".profile"
 _MAX_HEADER = 64 << 20
 _LENGTH_BYTES, _SUM_BYTES = 4, 32

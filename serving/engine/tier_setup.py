@@ -14,7 +14,7 @@ from .kv_tiers import KvTiers
 from .profile_disk import ProfileDisk, Work
 from .profiles import Profiles
 
-_LAYOUT = 1  # of a page's bytes: change it when pools change
+_LAYOUT = 2  # of a page's bytes: change it when pools change
 
 
 def make_tiers(

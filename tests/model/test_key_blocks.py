@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from model.architecture import Window
+from model.cache import PageView
 from model.key_blocks import KeyBlocks
 
 TOKENS, GROUPS, HEADS, DIM, PAGE, SIZE = 3, 2, 2, 4, 4, 8
@@ -124,22 +125,31 @@ def test_a_window_shows_the_last_keys_and_the_sinks_whatever_lies_between(size, 
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 16])
-def test_rows_that_are_left_out_once_their_keys_are_through_lose_none_of_them(num_rows):
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_rows_that_are_left_out_once_their_keys_are_through_lose_none_of_them(num_rows, chunk):
+    """One row of 200 keys among short ones and one of padding alone, in tables of 1,200 positions."""
     rng = np.random.default_rng(num_rows)
     lengths = rng.integers(1, 70, num_rows).astype(np.int32)
     lengths[rng.integers(num_rows)] = 200
     content = rng.standard_normal((num_rows, 200, 2, GROUPS, DIM)).astype(np.float32)
     pages = np.full((1 + num_rows * 50, 2 * GROUPS, PAGE, DIM), np.nan, np.float32)
-    table = 1 + rng.permutation(num_rows * 50).astype(np.int32).reshape(num_rows, 50)
+    table = np.zeros((num_rows, 300), np.int32)
+    table[:, :50] = 1 + rng.permutation(num_rows * 50).reshape(num_rows, 50)
     for row in range(num_rows):
         for at in range(lengths[row]):
             pages[table[row, at // PAGE], :, at % PAGE] = content[row, at].reshape(-1, DIM)
-    q = rng.standard_normal((num_rows, 1, GROUPS, HEADS, DIM)).astype(np.float32)
-    keys = KeyBlocks(*map(jnp.asarray, (pages, table, lengths[:, None] - 1, lengths)), SIZE, narrows=True)
+    real = np.minimum(chunk, lengths)
+    start = lengths - real
+    real[1:2] = 0
+    view = PageView(*map(jnp.asarray, (table, start[:, None] + np.arange(chunk, dtype=np.int32), real)))
+    keys = KeyBlocks.of(jnp.asarray(pages), view, None)
+    assert keys.narrows == (num_rows > 1)
+    q = rng.standard_normal((num_rows, chunk, GROUPS, HEADS, DIM)).astype(np.float32)
     got = np.asarray(jax.jit(lambda q: keys.attend(q, split, 0.5))(q))
-    for row in range(num_rows):
-        seen = content[row, : lengths[row]].astype(np.float64)
+    assert np.isfinite(got).all()
+    for row, i in np.argwhere(np.arange(chunk) < real[:, None]):
+        seen = content[row, : start[row] + i + 1].astype(np.float64)
         for g, h in np.ndindex(GROUPS, HEADS):
-            scores = seen[:, 0, g] @ q[row, 0, g, h] * 0.5
+            scores = seen[:, 0, g] @ q[row, i, g, h] * 0.5
             p = np.exp(scores - scores.max())
-            np.testing.assert_allclose(got[row, 0, g, h], (p / p.sum()) @ seen[:, 1, g], atol=1e-6)
+            np.testing.assert_allclose(got[row, i, g, h], (p / p.sum()) @ seen[:, 1, g], atol=1e-6)

@@ -35,14 +35,14 @@ BUCKETS = [
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_pages_come_back_to_the_bit_and_others_stay(dtype: jnp.dtype) -> None:
-    shapes = [(20, 4, 3), (20, 4, 5)]
+    shapes = [(20, 2, 4, 3), (20, 1, 4, 5)]
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype(dtype) for shape in shapes]
     copies = PageCopies(tuple(jnp.asarray(a) for a in arrays), None)
     pages = [7, 3, 19]
     content = copies.read(tuple(jnp.asarray(a) for a in arrays), pages).result()
     wanted = np.concatenate([a[pages].reshape(3, -1) for a in arrays], axis=1)
-    assert content.shape == (3, 32 * wanted.dtype.itemsize)
+    assert content.shape == (3, 44 * wanted.dtype.itemsize)
     assert content.tobytes() == wanted.tobytes()
     written = copies.write(tuple(jnp.zeros(shape, dtype) for shape in shapes), [1, 2, 5], content)
     for after, before in zip(map(np.asarray, written), arrays, strict=True):
