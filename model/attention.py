@@ -142,8 +142,7 @@ class MultiHeadLatentAttention(nnx.Module):
         kv_b = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
         q_latent = to_latent(q_nope, kv_b)
         shared = jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None]  # [b, t, one group, h, width]
-        # The rotary part is mixed along: a block's latents alone would be copied out of it.
-        mixed = keys.attend(shared, lambda read: (read(0, 1), read(0, 1)), c.scale)[:, :, 0, :, : c.kv_lora_rank]
+        mixed = keys.attend(shared, lambda read: (read(0, 1), read(0, 1)[..., : c.kv_lora_rank]), c.scale)[:, :, 0]
         return self.o_proj(from_latent(mixed, kv_b, c.v_dim).reshape(*q_nope.shape[:2], -1))
 
     def _expanded(
