@@ -76,9 +76,8 @@ class ServedPath:
         for start in range(0, longest, CHUNK):
             count = np.clip(lengths - start, 0, CHUNK)
             ends = (count > 0) & (start + count == lengths)
-            out = self._step(
-                self._extend, padded[:, start : start + CHUNK], padded[:, start + CHUNK], start, count, ends
-            )
+            following = np.where(ends, 0, padded[:, start + CHUNK])
+            out = self._step(self._extend, padded[:, start : start + CHUNK], following, start, count, ends)
             inside = np.arange(CHUNK)[None, :] < np.where(ends, count - 1, count)[:, None]
             logprobs[:, start + 1 : start + CHUNK + 1] += np.where(inside, np.asarray(out.prompt_logprobs), 0)
             first = np.where(ends, np.asarray(out.token), first)

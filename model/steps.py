@@ -89,7 +89,7 @@ def extend_step(
     model: Transformer, state: DeviceState, batch: StepInput, *, num_top: int
 ) -> tuple[DeviceState, StepOutputs]:
     """One chunk of each prompt into the cache; samples after its last token into the row's slot."""
-    return _cached_step(model, state, batch, num_top, drafts=True)
+    return _cached_step(model, state, batch, num_top, chunks=True)
 
 
 def decode_step(
@@ -102,16 +102,17 @@ def decode_step(
     tokens, start = state.last_token[batch.slot][:, None], batch.start
     if state.drafts is not None:
         start, _ = state.drafts.at(batch.slot, batch.length > 0)
-    return _cached_step(model, state, batch._replace(tokens=tokens, start=start), num_top, drafts=False)
+    return _cached_step(model, state, batch._replace(tokens=tokens, start=start), num_top, chunks=False)
 
 
 def _cached_step(
-    model: Transformer, state: DeviceState, batch: StepInput, num_top: int, *, drafts: bool
+    model: Transformer, state: DeviceState, batch: StepInput, num_top: int, *, chunks: bool
 ) -> tuple[DeviceState, StepOutputs]:
-    """`drafts`: where the state has drafts, make one."""
+    """`chunks`: of prompts, so not all rows end in a token; and where the state has drafts, make one."""
     view = PageView(batch.page_table, _positions(batch), batch.length)
     hidden, pools = model.hidden_paged(batch.tokens, view, state.pools[: len(model.layers)])
-    out = _outputs(model, hidden, batch, num_top, state.tables)
+    ends = (batch.next_token == 0) & (batch.length > 0) if chunks else None
+    out = _outputs(model, hidden, batch, num_top, state.tables, ends)
     tables = state.tables
     if tables is not None and batch.adjust is not None:
         tables = count(tables, batch.adjust, out.token)
@@ -121,7 +122,7 @@ def _cached_step(
     following = _following(batch, jnp.where(batch.next_token > 0, batch.next_token, out.token))
     _, pool = model.mtp_paged(hidden, following, view, state.pools[-1])
     end, live, draft = batch.start + batch.length, batch.length > 0, jnp.full_like(out.token, -1)
-    if drafts:
+    if chunks:
         last = jnp.take_along_axis(hidden, jnp.maximum(batch.length - 1, 0)[:, None, None], axis=1)
         newest = Newest(last, out.token, jnp.maximum(end, 1), batch.page_table, live)
         draft, pool = draft_next(model, newest, pool, batch.sampling, batch.adjust, tables)
@@ -133,12 +134,27 @@ def _positions(batch: StepInput) -> Int[Array, "b t"]:
 
 
 def _outputs(
-    model: Transformer, hidden: Float[Array, "b t d"], batch: StepInput, num_top: int, tables: Tables | None = None
+    model: Transformer,
+    hidden: Float[Array, "b t d"],
+    batch: StepInput,
+    num_top: int,
+    tables: Tables | None = None,
+    ends: Bool[Array, " b"] | None = None,
 ) -> StepOutputs:
+    """`ends`: rows whose token somebody wants; None: all."""
     last = jnp.maximum(batch.length - 1, 0)
-    logits = model.logits(jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0])
+    newest = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+    logits = model.logits(newest) if ends is None else _logits_if(ends.any(), model, newest)
     token = draw(model, logits, batch, batch.start + batch.length, tables)
-    return reported(model, logits, token, batch, _prompt_logprobs(model, hidden, batch, num_top), num_top)
+    out = reported(model, logits, token, batch, _prompt_logprobs(model, hidden, batch, num_top), num_top)
+    return out._replace(finite=out.finite & jnp.isfinite(newest).all(axis=-1))
+
+
+def _logits_if(wanted: Bool[Array, ""], model: Transformer, hidden: Float[Array, "b d"]) -> Float[Array, "b v"]:
+    """Or zeros: for one row the head takes as long as a fifth of a short chunk's layers."""
+    like = jax.eval_shape(model.logits, hidden)
+    out: Float[Array, "b v"] = jax.lax.cond(wanted, model.logits, lambda _: jnp.zeros(like.shape, like.dtype), hidden)
+    return out
 
 
 def reported(

@@ -132,7 +132,7 @@ class PendingPages(Protocol):
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step with nothing before its tokens, and with `prefix` tokens before them (0: not tried)."""
+    """Seconds of a step, of EXTEND with nothing before its tokens, and with `prefix` tokens before them (0: not tried)."""
 
     alone_s: float
     far_s: float = 0.0

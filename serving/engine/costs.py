@@ -12,9 +12,11 @@ _WEIGHT = 0.2  # of the newest time
 class StepCosts:
     def __init__(self) -> None:
         self._lines: dict[Bucket, tuple[float, float]] = {}  # seconds without a prefix, and for each of its tokens
+        self._warm_up_s: dict[Bucket, float] = {}
 
     def learn(self, bucket: Bucket, times: StepTimes) -> None:
         """As measured in the warm-up."""
+        self._warm_up_s[bucket] = times.alone_s
         more_s = max(0.0, times.far_s - times.alone_s)
         self._lines[bucket] = (times.alone_s, more_s / times.prefix if times.prefix else 0.0)
 
@@ -27,6 +29,10 @@ class StepCosts:
         alone_s, token_s = self._lines[bucket]
         factor = 1 + _WEIGHT * (seconds / expected - 1)
         self._lines[bucket] = (alone_s * factor, token_s * factor)
+
+    def warm_up_s(self, bucket: Bucket) -> float:
+        """As measured in the warm-up, all buckets in one go: what to compare them by. 0 where it was not."""
+        return self._warm_up_s.get(bucket, 0.0)
 
     def seconds(self, bucket: Bucket, prefix: int = 0) -> float:
         """0 where no step of this kind has been seen."""

@@ -12,7 +12,9 @@ from serving.types import Update
 
 from . import outcome
 from .buckets import BucketSet
+from .costs import StepCosts
 from .payoff import Payoff
+from .rounds import Rounds
 from .running import Running
 from .sequence import Sequence
 from .step import Step, decode_step, speculate_step
@@ -23,9 +25,9 @@ _AHEAD = 2  # the last token and a draft
 class Generation:
     """`page_size`: tokens in a KV page."""
 
-    def __init__(self, running: Running, buckets: BucketSet, page_size: int) -> None:
+    def __init__(self, running: Running, buckets: BucketSet, page_size: int, costs: StepCosts) -> None:
         self._running, self._buckets, self._page_size = running, buckets, page_size
-        self._payoff = Payoff()
+        self._payoff, self._rounds = Payoff(), Rounds(buckets, costs)
         self._max_rows = buckets.max_rows(Kind.SPECULATE)  # 0: this device does not speculate
         self.num_drafted = 0  # drafts that a step checked
         self.num_accepted = 0
@@ -34,14 +36,19 @@ class Generation:
         """Tokens that the next step of so many rows feeds each of them at most."""
         return _AHEAD if num_rows <= self._max_rows and not self._payoff.paused else 1
 
-    def bucket(self, rows: list[Sequence], most: int) -> Bucket:
-        """For the next step of `rows`."""
-        return self._fit(rows, self._chunks(rows, most))
+    def owes(self, rows: list[Sequence]) -> bool:
+        """Whether some of `rows` have not had their token of a round that others have had theirs of."""
+        return bool(self._rounds.owed(rows))
 
-    def form(self, rows: list[Sequence], most: int) -> Step:
-        """The next step of `rows`, whose pages hold it."""
-        slots, chunks = self._running.slots, self._chunks(rows, most)
-        bucket = self._fit(rows, chunks)
+    def bucket(self, rows: list[Sequence], most: int) -> Bucket:
+        """For the next step, of all that could have one."""
+        return self._plan(rows, most)[2]
+
+    def form(self, every: list[Sequence], most: int) -> Step:
+        """The next step, of all that could have one or of some; their pages hold it."""
+        slots = self._running.slots
+        rows, chunks, bucket = self._plan(every, most)
+        self._rounds.taken(rows, every)
         if bucket.kind is Kind.SPECULATE:
             step = speculate_step(bucket, tuple(rows), chunks, slots)
         else:
@@ -70,6 +77,13 @@ class Generation:
     def _take_back(self, row: Sequence, surplus: int) -> None:
         row.planned -= surplus
         self._running.slots.position[row.slot] -= surplus
+
+    def _plan(self, rows: list[Sequence], most: int) -> tuple[list[Sequence], tuple[int, ...], Bucket]:
+        """The rows of the next step, the tokens of each, and where they go."""
+        if most == 1:
+            rows = self._rounds.next(rows)
+        chunks = self._chunks(rows, most)
+        return rows, chunks, self._fit(rows, chunks)
 
     def _chunks(self, rows: list[Sequence], most: int) -> tuple[int, ...]:
         return (1,) * len(rows) if most == 1 else tuple(row.next_chunk(most) for row in rows)

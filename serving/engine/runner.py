@@ -37,6 +37,8 @@ from .step import padding
 from .tables import TableWriter
 from .wire import pack, unpack_outputs
 
+_TURNS = 3  # of the steps in the warm-up: the first also gets memory
+_USUAL_TOKENS = 256  # before a row's next one, when it generates
 _FAR_TOKENS = 4096  # before a step's own, for the time that attention over them takes
 
 
@@ -75,7 +77,7 @@ class JaxRunner:
         self._mesh, self._compile_threads, self._page_size = mesh, compile_threads, config.page_size
         self._buckets = tuple(buckets or derive(config, max_context))
         self._made = Programs(model, config, mesh)
-        self._vocab_size = model.config.vocab_size
+        self._vocab_size, self._max_slots = model.config.vocab_size, config.max_slots
         free = free_bytes(next(iter(self._made.leaves[0].devices()))) - self._made.table_bytes
         whole = -(-max_context // config.page_size)
         self._pages_per_row = whole if ring is None else min(whole, ring.size)
@@ -184,28 +186,52 @@ class JaxRunner:
         self._state = self._state._replace(pools=self._copies.write(self._state.pools, pages, content))
 
     def _try_out(self, largest_first: Sequence[Bucket]) -> None:
-        """Run a step of each bucket, of SCORE the smallest alone: what they take tells how long a chunk may be."""
+        """Run a step of each bucket, of SCORE the smallest alone: what they take tells how long a chunk may be. Prompts
+        come before decode steps, which take up what the prompts sampled."""
         scores = [bucket for bucket in largest_first if bucket.kind is Kind.SCORE]
         for bucket in scores[-1:]:
             self.submit(padding(bucket)).result()
-        for bucket in (bucket for bucket in largest_first if bucket.kind is not Kind.SCORE):
-            alone_s = min(self._time(padding(bucket)) for _ in range(2))  # the first also gets memory
-            prefix = min(bucket.pages * self._page_size - bucket.tokens, _FAR_TOKENS)
+        cached = [bucket for bucket in largest_first if bucket.kind is not Kind.SCORE]
+        cached.sort(key=lambda bucket: bucket.kind is not Kind.EXTEND)
+        # In turns, so that a machine that slows down for a while does not make some look slower than others.
+        turns = [
+            {bucket: self._time(self._trial(bucket, self._usual(bucket))) for bucket in cached} for _ in range(_TURNS)
+        ]
+        for bucket in cached:
+            alone_s = min(turn[bucket] for turn in turns)
+            prefix = min(self._room(bucket), _FAR_TOKENS)
             if bucket.kind is Kind.EXTEND and bucket.rows == 1 and prefix > 0:  # what chunks of a long prompt go into
-                self._step_s[bucket] = StepTimes(alone_s, self._time(self._behind(bucket, prefix)), prefix)
+                self._step_s[bucket] = StepTimes(alone_s, self._time(self._trial(bucket, prefix)), prefix)
             else:
                 self._step_s[bucket] = StepTimes(alone_s)
+
+    def _room(self, bucket: Bucket) -> int:
+        """Tokens that a row may have before those of a step."""
+        return bucket.pages * self._page_size - bucket.tokens
+
+    def _usual(self, bucket: Bucket) -> int:
+        """What a row has before those of a step, as a rule."""
+        return 0 if bucket.kind is Kind.EXTEND else min(self._room(bucket), _USUAL_TOKENS)
 
     def _time(self, batch: Batch) -> float:
         start = time.perf_counter()
         self.submit(batch).result()
         return time.perf_counter() - start
 
-    def _behind(self, bucket: Bucket, prefix: int) -> Batch:
-        """A batch of nobody's rows that reads so many tokens of whatever pages, and writes none."""
-        pages = np.arange(bucket.pages, dtype=np.int32) % self._num_pages
-        table = np.tile(pages, (bucket.rows, 1))
-        return replace(padding(bucket), start=np.full(bucket.rows, prefix, np.int32), page_table=table)
+    def _trial(self, bucket: Bucket, prefix: int = 0) -> Batch:
+        """A batch full of drawn tokens, which go to different experts, behind so many of whatever pages. What it leaves
+        in pages and slots is written again before anybody reads it."""
+        rows = np.arange(bucket.rows, dtype=np.int32)
+        pages = np.arange(bucket.rows * bucket.pages, dtype=np.int32).reshape(bucket.rows, bucket.pages)
+        draw = np.random.default_rng(bucket.rows * bucket.tokens)
+        return replace(
+            padding(bucket),
+            tokens=draw.integers(0, self._vocab_size, (bucket.rows, bucket.tokens), np.int32),
+            start=np.full(bucket.rows, prefix, np.int32),
+            length=np.full(bucket.rows, bucket.tokens, np.int32),
+            page_table=pages % self._num_pages,
+            slot=1 + rows % self._max_slots,
+        )
 
     def _measure_copy(self) -> float:
         """Seconds a page: the second of two writes to page 0, waited for by a read."""

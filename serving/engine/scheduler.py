@@ -2,8 +2,9 @@
 
 Rows that only score and fit a score bucket wait in `_scores`; all others come and go through `_room`. Each call of
 `next_batch` takes the kind of step that was served longest ago among those that are ready, so scoring, prompts and
-generation take turns and none waits for more than two steps of the others; a prompt beside running streams goes in
-chunks that keep their token gap (`prefill`, `token_gap`). Every row ends exactly once, through `_end`.
+generation, which goes by rounds (`rounds`), take turns and none waits for more than two of the others; a prompt beside
+running streams goes in chunks that keep their token gap (`prefill`, `token_gap`). Every row ends exactly once, through
+`_end`.
 """
 
 from serving.batch import Kind, StepOutput
@@ -61,8 +62,9 @@ class Scheduler:
         self.cache = PrefixCache(pool, lru, enabled=config.prefix_cache, evicted=self.tiers.evicted)
         self._running = Running(Slots(config.max_slots, buckets.max_pages(), pool.ring), pool, self.cache, self.tiers)
         self._room = Room(self._running, config.ageing_s)
-        self.generation = Generation(self._running, buckets, pool.page_size)
-        self._prefill = Prefill(config, self._running, buckets, pool.page_size, costs or StepCosts())
+        costs = costs or StepCosts()
+        self.generation = Generation(self._running, buckets, pool.page_size, costs)
+        self._prefill = Prefill(config, self._running, buckets, pool.page_size, costs)
         self._score_former = BatchFormer(config)
         self._limits = RowLimits(pool, max_context, buckets.max_tokens(Kind.SCORE))
         self._deadlines = Deadlines()
@@ -158,14 +160,16 @@ class Scheduler:
             ready.append(Kind.SCORE)
         if not ready:
             return None
-        kind = min(ready, key=self._served.__getitem__)
+        amid_round = self.generation.owes(decodable)
+        kind = Kind.DECODE if amid_round else min(ready, key=self._served.__getitem__)
         self._num_steps += 1
         self._served[kind] = self._num_steps
         if kind is Kind.SCORE:
             return self._form_score()
         if kind is Kind.DECODE:
             step = self.generation.form(decodable, most)
-            self._prefill.decoded(step.batch.bucket, len(decodable))
+            if not amid_round:
+                self._prefill.decoded(step.batch.bucket, len(decodable))
             return step
         beside = self.generation.bucket(decodable, most) if decodable else None
         return self._prefill.form(beside, len(decodable))
