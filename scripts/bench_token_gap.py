@@ -1,12 +1,12 @@
 """Does a long prompt stall the streams? python -m scripts.bench_token_gap MODEL [--streams 16] [--prompt 4000]
 
 Starts a server on MODEL (a directory; `python -m scripts.make_bench_ckpt llama DIR --layers 4` makes one), keeps
-`--streams` streams running and sends one long prompt among them, in each of `--turns`. Prints the median and the worst time between two
-tokens of a stream, from the long prompt's arrival to its last token and without it (before and after: steps take longer
-as the streams grow), and the share of the time in which the device waited for the host. Floors: worst gap beside the
-prompt below 3 times the median without it (beside it the median itself is stretched, so a ratio of the two there would
-hardly fail), the median of the turns (one step in a thousand takes twice its time on a shared machine, and one is enough
-for the worst of a turn), stall ratio below 5 %.
+`--streams` streams running and sends one long prompt among them, in each of `--turns`. Prints the median and the worst
+time between two tokens of a stream, from the long prompt's arrival to its last token and without it (before and after:
+steps take longer as the streams grow), and the share of the time in which the device waited for the host. Floors: worst
+gap beside the prompt below 3 times the median without it (beside it the median itself is stretched, so a ratio of the
+two there would hardly fail), by the median of the turns (on a shared machine one step in a thousand takes twice its
+time, and one is enough for the worst of a turn), stall ratio below 5 %.
 """
 
 import asyncio

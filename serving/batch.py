@@ -132,7 +132,8 @@ class PendingPages(Protocol):
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step, of EXTEND with nothing before its tokens, and with `prefix` tokens before them (0: not tried)."""
+    """Seconds of a step as a rule, of EXTEND with nothing before its tokens; and with `prefix` tokens before them (0: not
+    tried)."""
 
     alone_s: float
     far_s: float = 0.0
