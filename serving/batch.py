@@ -132,7 +132,7 @@ class PendingPages(Protocol):
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a step as a rule, of EXTEND with nothing before its tokens; and with `prefix` tokens before them (0: not
+    """Seconds of a step as a rule, of EXTEND with nothing before its tokens; and with `prefix` before them (0: not
     tried)."""
 
     alone_s: float
