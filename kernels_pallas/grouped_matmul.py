@@ -1,8 +1,10 @@
 """The experts' feed-forward over routed tokens: y[n] = sum_j weight[n, j] * SwiGLU_{expert[n, j]}(x[n]).
 
-x [n, d], experts [n, k] int32, weights [n, k] f32, gate and up [e, f, d], down [e, d, f] -> y [n, d] in x's dtype.
-No token is ever dropped, whatever the routing. Forms:
+x [n, d], experts [n, k] int32, weights [n, k] f32, gate and up [e, f, d], down [e, d, f], or joined [d, e, f], whose
+rows hold all experts' side by side -> y [n, d] in x's dtype. No token is ever dropped, whatever the routing. Forms:
 - "dense": every expert on every token. Best for tiny stacks, and the form that partitions over an expert mesh axis.
+- "flat": the same as three plain products, gate and up [e*f, d] and, from a joined down, [d, e*f]: nothing is copied
+  out of a stack. Best where the few tokens that there are use most experts.
 - "loop": each used expert, on all tokens. Best for few tokens: a weight is read once or not at all.
 - "runs": (token, expert) pairs sorted by expert; each used expert over its run of them, in blocks of a few rows. Best
   for more tokens: a weight is copied out of its stack once, and the work is that of the pairs and of less than a block
@@ -18,6 +20,8 @@ On 2 cores, 16 experts of 384 x 768, 4 a token, CPU milliseconds by the number o
     loop     6.4  8.0   12   18   30   53
     runs     8.0  7.2  9.2   12   14   22   72
     blocks                        19   26   90
+    flat, over runs in the same minutes on another machine:
+            0.63 0.50 0.60 0.78 1.18
 """
 
 from collections.abc import Callable
@@ -32,6 +36,7 @@ from .dispatch import device_kind
 BLOCK = 32
 FEWEST_ROWS, MOST_ROWS = 8, 32  # of a block of "runs"
 LOOP_TOKENS = 4  # up to here "loop" beats "runs" on a CPU
+FLAT_TOKENS = 32  # up to here "flat" beats both, where there are as many pairs as experts
 DENSE_SIZE = 1 << 17  # stacks of fewer weights than this are cheapest computed whole
 
 
@@ -67,15 +72,32 @@ def grouped_mlp_reference(
     return jnp.einsum("end,ne->nd", routed, table).astype(x.dtype)
 
 
-def _loop(
+def _flat(
     x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    """`down` joined."""
+    table = _spread(experts, weights, gate.shape[0])[:, :, None]
+    gate, up = (stack.reshape(-1, stack.shape[2]) for stack in (gate, up))
+    hidden = (jax.nn.silu(_product(x, gate)) * _product(x, up)).reshape(*table.shape[:2], -1)
+    hidden = jnp.where(table == 0, 0, hidden * table)  # 0 x inf would be NaN
+    return _product(hidden.reshape(len(x), -1).astype(x.dtype), down.reshape(len(down), -1)).astype(x.dtype)
+
+
+def _loop(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    down_axis: int = 0,
 ) -> jax.Array:
     num_experts = gate.shape[0]
     table = _spread(experts, weights, num_experts)
     used = jnp.zeros((num_experts,), jnp.bool_).at[experts.reshape(-1)].set(True)
 
     def add(index: jax.Array, total: jax.Array) -> jax.Array:
-        out = _swiglu(x, gate[index], up[index], down[index])
+        out = _swiglu(x, gate[index], up[index], _of_expert(down, down_axis, index))
         weight = jax.lax.dynamic_slice_in_dim(table, index, 1, axis=1)
         return total + jnp.where(weight == 0, 0, out * weight)  # an overflow where a row is not routed is not its own
 
@@ -129,9 +151,19 @@ def _block_rows(pairs: int, num_experts: int) -> int:
     return rows
 
 
-@jax.custom_vjp
-def _runs(
-    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+def _of_expert(down: jax.Array, axis: int, index: jax.Array) -> jax.Array:
+    """[d, f]"""
+    return jax.lax.dynamic_index_in_dim(down, index, axis, keepdims=False)
+
+
+def _run_by_run(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
+    down_axis: int = 0,
 ) -> jax.Array:
     num_experts, pairs = gate.shape[0], experts.size
     size = _block_rows(pairs, num_experts)
@@ -143,7 +175,7 @@ def _runs(
 
     def run(turn: jax.Array, out: jax.Array) -> jax.Array:
         index = used[turn]
-        own = gate[index], up[index], down[index]
+        own = gate[index], up[index], _of_expert(down, down_axis, index)
 
         def block(number: jax.Array, out: jax.Array) -> jax.Array:
             # The last one reaches into the next expert's run, which is written after it.
@@ -157,6 +189,13 @@ def _runs(
     out = jax.lax.fori_loop(0, jnp.sum(counts > 0), run, out)
     place = jnp.argsort(order).reshape(experts.shape)  # of each pair in the sorted order
     return (out[place] * weights[:, :, None]).sum(1).astype(x.dtype)
+
+
+@jax.custom_vjp
+def _runs(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array
+) -> jax.Array:
+    return _run_by_run(x, experts, weights, gate, up, down)
 
 
 _runs.defvjp(partial(jax.vjp, _blocks), lambda pull_back, y: pull_back(y))
@@ -174,12 +213,18 @@ def _ragged(
     return jnp.zeros(x.shape, jnp.float32).at[token].add(out * weight[:, None]).astype(x.dtype)
 
 
-_FORMS: dict[str, Callable[..., jax.Array]] = {
+_Form = Callable[..., jax.Array]
+_FORMS: dict[str, _Form] = {
     "dense": grouped_mlp_reference,
     "loop": _loop,
     "runs": _runs,
     "blocks": _blocks,
     "ragged": _ragged,
+}
+_JOINED_FORMS: dict[str, _Form] = {  # those that take a joined down as it is
+    "flat": _flat,
+    "loop": partial(_loop, down_axis=1),
+    "runs": partial(_run_by_run, down_axis=1),
 }
 
 
@@ -192,18 +237,31 @@ def grouped_mlp(
     down: jax.Array,
     *,
     impl: str = "auto",
+    joined: bool = False,
 ) -> jax.Array:
-    """`impl`: "auto" or one of the forms above. Raises ValueError for another name."""
+    """`impl`: "auto" or one of the forms above; ValueError for another name. `joined`: down is [d, e, f]. Every form
+    takes either, but turns what it has no use for round; "auto" takes none that does."""
     if impl == "auto":
-        impl = _choose(x.shape[0], gate)
-    if impl not in _FORMS:
-        raise ValueError(f"impl is {impl!r}; it must be 'auto' or one of {', '.join(_FORMS)}")
-    return _FORMS[impl](x, experts, weights, gate, up, down)
+        impl = _choose(experts, gate, joined=joined)
+    if impl not in _FORMS and impl not in _JOINED_FORMS:
+        raise ValueError(f"impl is {impl!r}; it must be 'auto' or one of {', '.join({**_FORMS, **_JOINED_FORMS})}")
+    forms = _JOINED_FORMS if impl not in _FORMS or (joined and impl in _JOINED_FORMS) else _FORMS
+    if joined != (forms is _JOINED_FORMS):
+        down = down.swapaxes(0, 1)
+    return forms[impl](x, experts, weights, gate, up, down)
 
 
-def _choose(num_tokens: int, gate: jax.Array) -> str:
+def prefers_joined(gate: jax.Array) -> bool:
+    """Whether a joined down pays on this device: not where all tokens take forms that have no use for one."""
+    return device_kind() == "cpu" and gate.dtype == jnp.float32 and gate.size > DENSE_SIZE
+
+
+def _choose(experts: jax.Array, gate: jax.Array, *, joined: bool) -> str:
+    (num_tokens, top_k), num_experts = experts.shape, gate.shape[0]
     if device_kind() != "cpu":
         return "ragged"
     if gate.size <= DENSE_SIZE:
         return "dense"
+    if joined and num_tokens <= FLAT_TOKENS and num_tokens * top_k >= num_experts:
+        return "flat"
     return "loop" if num_tokens <= LOOP_TOKENS else "runs"

@@ -1,4 +1,4 @@
-"""The small modules that every architecture shares: Linear, StackedLinear, Embedding, RMSNorm, SwiGLU.
+"""The small modules that every architecture shares: Linear, StackedLinear, JoinedLinear, Embedding, RMSNorm, SwiGLU.
 
 Parameters keep the hub's layout ([out, in]) and carry the logical names of their axes in `axes`, which
 model/sharding.py maps to mesh axes. Quantisation replaces a Linear by one whose `weight()` differs: code that uses a
@@ -44,6 +44,16 @@ class StackedLinear(nnx.Module):
         self.kernel = nnx.Param(_normal(rngs, (num, out_dim, in_dim), dtype, in_dim**-0.5), axes=axes)
 
     def weight(self) -> Float[Array, "e out in"]:
+        return self.kernel[...]
+
+
+class JoinedLinear(nnx.Module):
+    """A StackedLinear whose experts lie side by side, W [out, experts, in]: see model/layout.py."""
+
+    def __init__(self, stacked: StackedLinear) -> None:
+        self.kernel = nnx.Param(jnp.swapaxes(stacked.weight(), 0, 1))
+
+    def weight(self) -> Float[Array, "out e in"]:
         return self.kernel[...]
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from kernels_pallas.grouped_matmul import grouped_mlp
 
 from .architecture import MoeConfig
-from .layers import StackedLinear, SwiGLU
+from .layers import JoinedLinear, StackedLinear, SwiGLU
 
 
 class Router(nnx.Module):
@@ -67,6 +67,7 @@ class Experts(nnx.Module):
         num, width = config.num_experts, config.width
         self.gate_proj = StackedLinear(num, dim, width, ("experts", "ffn", "embed"), rngs=rngs, dtype=dtype)
         self.up_proj = StackedLinear(num, dim, width, ("experts", "ffn", "embed"), rngs=rngs, dtype=dtype)
+        self.down_proj: StackedLinear | JoinedLinear
         self.down_proj = StackedLinear(num, width, dim, ("experts", "embed", "ffn"), rngs=rngs, dtype=dtype)
 
 
@@ -82,9 +83,8 @@ class MixtureOfExperts(nnx.Module):
     def __call__(self, x: Float[Array, "b t d"], *, impl: str) -> Float[Array, "b t d"]:
         rows = x.reshape(-1, x.shape[-1])
         chosen, weights = self.gate(rows)
-        e = self.experts
-        routed = grouped_mlp(
-            rows, chosen, weights, e.gate_proj.weight(), e.up_proj.weight(), e.down_proj.weight(), impl=impl
-        )
+        gate, up, down = self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj
+        joined = isinstance(down, JoinedLinear)
+        routed = grouped_mlp(rows, chosen, weights, gate.weight(), up.weight(), down.weight(), impl=impl, joined=joined)
         routed = routed.reshape(x.shape)
         return routed if self.shared_experts is None else routed + self.shared_experts(x)

@@ -13,6 +13,7 @@ import msgspec
 from model.architecture import Window
 from model.chat import ChatTemplate
 from model.fingerprint import fingerprint
+from model.layout import lay_out
 from model.load import load_model
 from model.reasoning import CLOSE, OPEN, ReasoningSplit, opens_reasoning
 from model.sharding import make_mesh, parse_mesh
@@ -42,6 +43,8 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
     mesh = make_mesh(parse_mesh(config.model.mesh)) if config.model.mesh else None
     dtype = None if config.model.dtype == "auto" else jnp.dtype(config.model.dtype)
     model = load_model(directory, dtype=dtype, mesh=mesh, strict_mesh=True)
+    if mesh is None:
+        lay_out(model)
     if config.engine.deterministic:
         model.arithmetic = model.arithmetic.fixed()
     engine_config, ring = config.engine, None

@@ -31,18 +31,21 @@ def case(n, num_experts, k, *, one_sided=False):
     return x, experts, rng.random((n, k), np.float32), *stacks
 
 
-@pytest.mark.parametrize("impl", ["dense", "loop", "runs", "blocks", "ragged", "auto"])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("impl", ["dense", "flat", "loop", "runs", "blocks", "ragged", "auto"])
 @pytest.mark.parametrize(
     ("n", "num_experts", "k", "one_sided"),
     [(1, 4, 2, False), (9, 40, 2, False), (70, 5, 3, False), (67, 6, 2, True), (300, 4, 2, True)],
 )
-def test_form_equals_float64_loop(impl, n, num_experts, k, one_sided):
+def test_form_equals_float64_loop(impl, n, num_experts, k, one_sided, joined):
     args = case(n, num_experts, k, one_sided=one_sided)
-    got = jax.jit(lambda *a: grouped_mlp(*a, impl=impl))(*map(jnp.asarray, args))
+    *others, down = map(jnp.asarray, args)
+    down = down.swapaxes(0, 1) if joined else down
+    got = jax.jit(lambda *a: grouped_mlp(*a, impl=impl, joined=joined))(*others, down)
     np.testing.assert_allclose(np.asarray(got), loop64(*args), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("impl", ["dense", "loop", "runs", "blocks", "ragged"])
+@pytest.mark.parametrize("impl", ["dense", "flat", "loop", "runs", "blocks", "ragged"])
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_bfloat16_runs_in_every_form_and_is_close(impl, n):
     """The dense form once lowered to a bf16 x bf16 -> f32 product that XLA's CPU refuses when it runs."""
@@ -77,11 +80,11 @@ def test_large_experts_take_the_blocked_product_and_agree():
     weights = jnp.asarray(rng.random((n, 2), np.float32))
     stacks = [jnp.asarray(rng.standard_normal((num_experts, dim, dim), np.float32) * 0.05) for _ in range(3)]
     want = grouped_mlp(x, experts, weights, *stacks, impl="dense")
-    for impl in ("loop", "runs", "blocks"):
+    for impl in ("flat", "loop", "runs", "blocks"):
         np.testing.assert_allclose(grouped_mlp(x, experts, weights, *stacks, impl=impl), want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("impl", ["dense", "loop", "runs", "blocks"])
+@pytest.mark.parametrize("impl", ["dense", "flat", "loop", "runs", "blocks"])
 def test_an_expert_that_overflows_harms_only_the_rows_that_are_routed_to_it(impl):
     x, experts, weights, gate, up, down = case(6, 4, 2)
     experts[:] = [[0, 1], [0, 2], [1, 2], [3, 0], [3, 1], [1, 2]]
