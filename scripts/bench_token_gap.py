@@ -17,7 +17,7 @@ import re
 import statistics
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -27,27 +27,35 @@ from scripts.report import finish, parser
 RATIO, STALL = 3.0, 0.05
 
 
+class Token(NamedTuple):
+    """An event with text. `alone` False: the text of a token before it, a byte that might have begun a character, was
+    held back for it, so it ends the gap of two."""
+
+    at: float
+    alone: bool
+
+
 def prompt_of(seed: int, length: int, vocabulary: int) -> list[int]:
     draw = random.Random(seed)  # noqa: S311
     return [draw.randrange(300, vocabulary) for _ in range(length)]
 
 
-async def stream(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> list[float]:
+async def stream(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> list[Token]:
     """When each token came."""
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    times: list[float] = []
+    events: list[Token] = []
     async with session.post(f"{url}/v1/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.content:
-            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
-                times.append(time.perf_counter())
-    return times
+            if line.startswith(b"data: {") and (text := json.loads(line[6:])["choices"][0]["text"]):
+                events.append(Token(time.perf_counter(), alone=text.isascii()))
+    return events
 
 
-def gaps(streams: list[list[float]], *intervals: tuple[float, float]) -> list[float]:
-    """Between two tokens of one stream, the later one in an interval."""
-    pairs = [pair for times in streams for pair in itertools.pairwise(times)]
-    return [b - a for a, b in pairs if any(start < b <= end for start, end in intervals)]
+def gaps(streams: list[list[Token]], *intervals: tuple[float, float]) -> list[float]:
+    """Between two tokens of one stream, the later one in an interval and alone in its event."""
+    pairs = [pair for tokens in streams for pair in itertools.pairwise(tokens)]
+    return [b.at - a.at for a, b in pairs if b.alone and any(start < b.at <= end for start, end in intervals)]
 
 
 async def measure(url: str, args: Any, turn: int) -> list[dict[str, Any]]:
@@ -61,11 +69,11 @@ async def measure(url: str, args: Any, turn: int) -> list[dict[str, Any]]:
         await asyncio.sleep(args.alone)
         sent = time.perf_counter()
         answer = await stream(session, url, prompt_of(seed + 99, args.prompt, args.vocabulary), 4)
-        first, last = answer[0], answer[-1]
+        first, last = answer[0].at, answer[-1].at
         streams = await asyncio.gather(*running)
         async with session.get(f"{url}/metrics") as response:
             stall = float(re.findall(r"^tidegate_engine_stall_ratio (\S+)$", await response.text(), re.M)[0])
-    begun, end = max(times[2] for times in streams), min(times[-1] for times in streams)
+    begun, end = max(tokens[2].at for tokens in streams), min(tokens[-1].at for tokens in streams)
     if end < last:
         raise SystemExit("the streams ended before the long prompt's answer: give them more --tokens")
     report = []

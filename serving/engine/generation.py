@@ -53,7 +53,7 @@ class Generation:
             step = speculate_step(bucket, tuple(rows), chunks, slots)
         else:
             step = decode_step(bucket, tuple(rows), slots)
-            if len(rows) <= self._max_rows:
+            if len(every) <= self._max_rows:
                 self._payoff.skip()
         slots.position[[row.slot for row in rows]] += chunks
         for row, chunk in zip(rows, chunks, strict=True):

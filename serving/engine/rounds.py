@@ -1,8 +1,8 @@
 """Which of the rows that generate go into the next plain step.
 
 In a round each of them gets one token. Mostly that is one step; but where the buckets leave much of it empty, as 17
-rows do in one of 32, and a step's time is that of its rows, a full smaller step and one for the rest take less. What
-steps take is measured, so a device that has a larger step for nothing keeps to one.
+rows do in one of 32, and a step's time is that of its rows, a full smaller step and one for the rest take less. The
+warm-up measured what steps take, so a device that has a larger one for nothing keeps to it.
 """
 
 from collections.abc import Callable

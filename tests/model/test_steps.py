@@ -91,6 +91,19 @@ def test_chunks_equal_the_full_forward(served):
         np.testing.assert_array_equal(one.prompt_top_ids[row, 0], np.argsort(-first)[:TOP])
 
 
+def test_a_chunk_that_ends_no_prompt_goes_without_logits_and_still_says_whether_it_is_finite(served):
+    def chunk(params: Any, next_token: Any) -> Any:
+        _, out = served.extend(params, served.fresh(), batch(IDS[:, :8], [0, 0], [8, 8], next_token=next_token))
+        return out
+
+    inner, last = chunk(served.params, IDS[:, 8]), chunk(served.params, [0, 0])
+    assert len(set(np.asarray(inner.target_logprobs).ravel().tolist())) == 1  # of equal logits
+    assert np.asarray(inner.finite).all()
+    np.testing.assert_array_equal(chunk(served.params, [IDS[0, 8], 0]).logprob, last.logprob)
+    broken = jax.tree.map(lambda leaf: leaf * np.float32(np.nan), served.params)
+    assert not np.asarray(chunk(broken, IDS[:, 8]).finite).any()
+
+
 def test_score_equals_extend(served):
     padded = np.pad(IDS, ((0, 0), (0, 2)))
     _, (_, two, _) = in_chunks(served, served.fresh())
