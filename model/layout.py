@@ -1,8 +1,8 @@
 """How weights lie in memory: chosen once, for the device that will compute, after they are loaded in the hub's layout.
 
 On a CPU the experts' down projections lie side by side, so that a decode step multiplies by all of them at once instead
-of copying each out of its stack (kernels_pallas/grouped_matmul.py). For serving: a model that is trained, saved or
-sharded keeps the hub's layout.
+of copying each out of its stack (kernels_pallas/grouped_matmul.py). For serving in the fast arithmetic: the
+deterministic one has no such step, and a model that is trained, saved or sharded keeps the hub's layout.
 """
 
 from kernels_pallas.grouped_matmul import prefers_joined

@@ -43,10 +43,10 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
     mesh = make_mesh(parse_mesh(config.model.mesh)) if config.model.mesh else None
     dtype = None if config.model.dtype == "auto" else jnp.dtype(config.model.dtype)
     model = load_model(directory, dtype=dtype, mesh=mesh, strict_mesh=True)
-    if mesh is None:
-        lay_out(model)
     if config.engine.deterministic:
         model.arithmetic = model.arithmetic.fixed()
+    elif mesh is None:
+        lay_out(model)
     engine_config, ring = config.engine, None
     if config.attention.kind == "window":
         window = Window(config.attention.window, config.attention.sinks)
