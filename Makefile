@@ -8,7 +8,14 @@ PORT   ?= 8000
 CHAT   := --set engine.max_score_rows=1 --set engine.max_score_tokens=32
 DEMO   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/models/smollm2
 
-.PHONY: help setup serve demo test check lint types contracts bench clean
+# Kernels compile for GPUs in an environment of their own: a JAX of Python 3.12, and of CUDA its compiler alone.
+AOT_VENV   := .venv-aot
+AOT_PYTHON  = $(shell PYENV_VERSION=3.12.1 python3 -c 'import sys; print(sys.executable if sys.version_info >= (3, 12) else "")' \
+                2>/dev/null | grep . || command -v python3.12)
+AOT_JAX     = $(shell sed -n 's/^jax==\(.*\); python_version >= "3.12"/\1/p' constraints.txt)
+AOT_CUDA   := 13.5.37
+
+.PHONY: help setup serve demo test check lint types contracts aot aot-setup bench clean
 
 help:        ## what each command does
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -54,8 +61,21 @@ types: $(VENV)/.dev ## mypy, strict
 contracts: $(VENV)/.dev ## import-linter: layers and ranks
 	$(BIN)/lint-imports
 
+aot:         ## compile every GPU kernel without a GPU (1.3 GB from PyPI, once; needs Python 3.12)
+	@if [ -n "$(AOT_PYTHON)" ]; then $(MAKE) --no-print-directory aot-setup && $(AOT_VENV)/bin/python -m scripts.aot_kernels; \
+	else echo "no Python 3.12 here, which JAX's newest needs: no kernel was compiled"; fi
+
+aot-setup: $(AOT_VENV)/.ready
+
+$(AOT_VENV)/.ready: constraints.txt Makefile
+	"$(AOT_PYTHON)" -m venv $(AOT_VENV)
+	$(AOT_VENV)/bin/pip install -q -c constraints.txt --only-binary=:all: jax
+	$(AOT_VENV)/bin/pip install -q --no-deps --only-binary=:all: jax-cuda13-plugin==$(AOT_JAX) jax-cuda13-pjrt==$(AOT_JAX) \
+	  nvidia-cuda-nvcc==$(AOT_CUDA) nvidia-nvvm==$(AOT_CUDA)
+	@touch $@
+
 bench: $(VENV)/.dev ## the serving benchmark
 	$(BIN)/python -m scripts.bench_serving
 
 clean:       ## remove what the commands above made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache
+	rm -rf $(VENV) $(AOT_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache

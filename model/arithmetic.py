@@ -21,9 +21,11 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Held by a Transformer. `moe_impl`: the experts' form (kernels_pallas.grouped_matmul). tile_rows 0: fast."""
+    """Held by a Transformer. `moe_impl`, `attention_impl`: the forms of the experts (kernels_pallas.grouped_matmul) and
+    of attention's kernels (kernels_pallas.dispatch). tile_rows 0: fast."""
 
     moe_impl: str = "auto"
+    attention_impl: str = "auto"
     tile_rows: int = 0
     key_block: int = 0
 
@@ -45,6 +47,10 @@ class Arithmetic:
         if not self.deterministic:
             return function(*rows)
         return _tiled(function, self.tile_rows, count, rows)
+
+
+FAST = Arithmetic()
+PARTITIONED = Arithmetic(moe_impl="dense", attention_impl="xla")  # what the compiler can cut up over a mesh
 
 
 def unknown(number: Int[Array, ""] | int) -> Int[Array, ""]:

@@ -4,11 +4,13 @@ Each kind answers one call: x and rope tables in, output out, and, when the step
 the new tokens written. Without a cache a row attends causally to itself; with one it attends to what its
 pages hold, block by block (model/key_blocks.py). MLA is absorbed where that multiplies less (DeepSeek-V2,
 arXiv:2405.04434 section 2.1.2) and expanded elsewhere; both give the same numbers, to rounding. Softmax and the mask
-are float32. The deterministic arithmetic calls the two halves instead: `project`, and `over_blocks` for tokens that are
-rows of their own.
+are float32. Where the device runs kernels (`impl`, kernels_pallas/dispatch.py) they take the place of the blocks, but
+not of MLA's expanded form over a cache. The deterministic arithmetic calls the two halves instead: `project`, and
+`over_blocks` for tokens that are rows of their own.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from kernels_pallas.absorbed_matmul import from_latent, to_latent
+from kernels_pallas.dispatch import resolve
+from kernels_pallas.mla_decode import mla_decode
+from kernels_pallas.sliding_window import paged_sliding_window, sliding_window
 
 from .architecture import AttentionConfig, GqaConfig, MlaConfig, Window
 from .cache import PageView, Pool, write
@@ -32,6 +37,36 @@ class LayerCache(NamedTuple):
 
     pool: Pool
     view: PageView
+
+
+class _Band(TypedDict):
+    """A window as the kernels take it."""
+
+    window: int | None
+    sinks: int
+
+
+def _band(window: Window | None) -> _Band:
+    return {"window": None, "sinks": 0} if window is None else {"window": window.size, "sinks": window.sinks}
+
+
+def _over_itself(
+    q: Float[Array, "b t h k"],
+    k: Float[Array, "b t g k"],
+    v: Float[Array, "b t g v"],
+    window: Window | None,
+    scale: float,
+    impl: str,
+) -> Float[Array, "b t h v"]:
+    """Rows without a cache."""
+    b, t, h, dim = q.shape
+    if resolve(impl) != "xla":
+        start, length = (jnp.full((b,), value, jnp.int32) for value in (0, t))
+        return sliding_window(q, k, v, start, length, **_band(window), scale=scale, impl=impl)
+    grouped = q.reshape(b, t, k.shape[2], -1, dim)
+    scores = jnp.einsum("btgjk,bsgk->bgjts", grouped, k, preferred_element_type=jnp.float32)
+    p = _causal_softmax(scores * scale, window).astype(v.dtype)
+    return jnp.einsum("bgjts,bsgv->btgjv", p, v).reshape(b, t, h, -1)
 
 
 def _causal_softmax(scores: Float[Array, "b *h t t"], window: Window | None) -> Float[Array, "b *h t t"]:
@@ -54,14 +89,19 @@ class GroupedQueryAttention(nnx.Module):
         self.o_proj = Linear(heads, dim, ("embed", "heads"), bias=config.o_bias, rngs=rngs, dtype=dtype)
 
     def __call__(
-        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
+        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None, impl: str
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
-        q, kv = self.project(x, table)
+        c, (q, kv) = self.config, self.project(x, table)
         if cache is None:
-            keys_values = kv.reshape(*kv.shape[:2], 2, self.config.num_kv_heads, -1)
-            return self.o_proj(self._attend(q, keys_values[:, :, 0], keys_values[:, :, 1])), None
-        pool = write(cache.pool, cache.view, kv)
-        return self.over_blocks(q, KeyBlocks.of(pool, cache.view, self.config.window)), pool
+            both = kv.reshape(*kv.shape[:2], 2, c.num_kv_heads, -1)
+            mixed = _over_itself(q, both[:, :, 0], both[:, :, 1], c.window, c.scale, impl)
+            return self.o_proj(mixed.reshape(*x.shape[:2], -1)), None
+        pool, view = write(cache.pool, cache.view, kv), cache.view
+        if resolve(impl) == "xla":
+            return self.over_blocks(q, KeyBlocks.of(pool, view, c.window)), pool
+        where = pool, view.page_table, view.positions[:, 0], view.length
+        mixed = paged_sliding_window(q, *where, **_band(c.window), scale=c.scale, impl=impl)
+        return self.o_proj(mixed.reshape(*x.shape[:2], -1)), pool
 
     def project(
         self, x: Float[Array, "b t d"], table: RopeTable
@@ -82,18 +122,6 @@ class GroupedQueryAttention(nnx.Module):
 
         mixed = keys.attend(grouped, split, c.scale)
         return self.o_proj(mixed.reshape(b, t, -1))
-
-    def _attend(
-        self,
-        q: Float[Array, "b t h k"],
-        k: Float[Array, "b t g k"],
-        v: Float[Array, "b t g k"],
-    ) -> Float[Array, "b t hk"]:
-        b, t, h, dim = q.shape
-        grouped = q.reshape(b, t, k.shape[2], -1, dim)
-        scores = jnp.einsum("btgjk,bsgk->bgjts", grouped, k, preferred_element_type=jnp.float32)
-        p = _causal_softmax(scores * self.config.scale, self.config.window).astype(v.dtype)
-        return jnp.einsum("bgjts,bsgk->btgjk", p, v).reshape(b, t, h * dim)
 
 
 class MultiHeadLatentAttention(nnx.Module):
@@ -118,13 +146,16 @@ class MultiHeadLatentAttention(nnx.Module):
         self.o_proj = linear(c.num_heads * c.v_dim, dim, ("embed", "heads"), c.bias)
 
     def __call__(
-        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None
+        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None, impl: str
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
-        q, latent = self.project(x, table)
+        c, (q, latent) = self.config, self.project(x, table)
         if cache is None:
-            return self.o_proj(self._causal(*q, latent)), None
-        pool = write(cache.pool, cache.view, latent)
-        keys = KeyBlocks.of(pool, cache.view, self.config.window)
+            mixed = _over_itself(jnp.concatenate(q, axis=-1), *self._heads(latent), c.window, c.scale, impl)
+            return self.o_proj(mixed.reshape(*x.shape[:2], -1)), None
+        pool, view = write(cache.pool, cache.view, latent), cache.view
+        if self._absorbs(x.shape[1]) and resolve(impl) != "xla":
+            return self._in_pages(q, pool, view, impl), pool
+        keys = KeyBlocks.of(pool, view, c.window)
         attend = self.over_blocks if self._absorbs(x.shape[1]) else self._expanded
         return attend(q, keys), pool
 
@@ -137,12 +168,34 @@ class MultiHeadLatentAttention(nnx.Module):
     def over_blocks(
         self, q: tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]], keys: KeyBlocks
     ) -> Float[Array, "b t d"]:
-        """Absorbed: all heads share one key, the latent and the rotary part, whose latent is the value too."""
+        rank = self.config.kv_lora_rank
+
+        def attend(q: Float[Array, "b t h width"]) -> Float[Array, "b t h c"]:
+            one_group = q[:, :, None]
+            return keys.attend(one_group, lambda read: (read(0, 1), read(0, 1)[..., :rank]), self.config.scale)[:, :, 0]
+
+        return self._absorbed(q, attend)
+
+    def _in_pages(
+        self, q: tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]], pool: Pool, view: PageView, impl: str
+    ) -> Float[Array, "b t d"]:
+        c = self.config
+
+        def attend(q: Float[Array, "b t h width"]) -> Float[Array, "b t h c"]:
+            where, form = (pool, view.page_table, view.positions[:, 0]), _band(c.window)
+            return mla_decode(q, *where, latent=c.kv_lora_rank, scale=c.scale, length=view.length, **form, impl=impl)[0]
+
+        return self._absorbed(q, attend)
+
+    def _absorbed(
+        self,
+        q: tuple[Float[Array, "b t h n"], Float[Array, "b t h r"]],
+        attend: Callable[[Float[Array, "b t h width"]], Float[Array, "b t h c"]],
+    ) -> Float[Array, "b t d"]:
+        """All heads share one key, the latent and the rotary part, whose latent is the value too."""
         c, (q_nope, q_rope) = self.config, q
         kv_b = self.kv_b_proj.weight().reshape(c.num_heads, -1, c.kv_lora_rank)
-        q_latent = to_latent(q_nope, kv_b)
-        shared = jnp.concatenate([q_latent, q_rope], axis=-1)[:, :, None]  # [b, t, one group, h, width]
-        mixed = keys.attend(shared, lambda read: (read(0, 1), read(0, 1)[..., : c.kv_lora_rank]), c.scale)[:, :, 0]
+        mixed = attend(jnp.concatenate([to_latent(q_nope, kv_b), q_rope], axis=-1))
         return self.o_proj(from_latent(mixed, kv_b, c.v_dim).reshape(*q_nope.shape[:2], -1))
 
     def _expanded(
@@ -185,16 +238,6 @@ class MultiHeadLatentAttention(nnx.Module):
         latent, key = jnp.split(self.kv_a_proj_with_mqa(x), [self.config.kv_lora_rank], axis=-1)
         key = rotate(key[:, :, None, :], table, interleaved=self.config.rope.interleaved)[:, :, 0]
         return jnp.concatenate([self.kv_a_layernorm(latent), key], axis=-1)
-
-    def _causal(
-        self, q_nope: Float[Array, "b t h n"], q_rope: Float[Array, "b t h r"], latent: Float[Array, "b t width"]
-    ) -> Float[Array, "b t hv"]:
-        """A row over itself, expanded."""
-        k, v = self._heads(latent)
-        q = jnp.concatenate([q_nope, q_rope], axis=-1)
-        scores = jnp.einsum("bthk,bshk->bhts", q, k, preferred_element_type=jnp.float32)
-        p = _causal_softmax(scores * self.config.scale, self.config.window).astype(v.dtype)
-        return jnp.einsum("bhts,bshv->bthv", p, v).reshape(*q.shape[:2], -1)
 
 
 Attention = GroupedQueryAttention | MultiHeadLatentAttention

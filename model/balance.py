@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from .arithmetic import Arithmetic
 from .moe import MixtureOfExperts, Router
 from .rope import RopeTable, rope_table
 from .train import Examples, TrainState
@@ -43,18 +44,20 @@ def expert_loads(model: Transformer, examples: Examples) -> Iterator[tuple[Route
     real = jnp.arange(tokens.shape[1]) < examples.length[:, None]
     x = model.embed_tokens(tokens)
     for config, layer in zip(model.config.layers, model.layers, strict=True):
-        x, loads = _walk(layer, x, rope_table(config.attention.rope, positions), real)
+        x, loads = _walk(layer, x, rope_table(config.attention.rope, positions), real, model.arithmetic)
         yield from loads
     for config, layer in zip(model.config.mtp_layers, model.mtp, strict=True):
         joined = layer.join(model.embed_tokens(tokens[:, 1:]), model.norm(x)[:, :-1])
-        yield from _walk(layer, joined, rope_table(config.attention.rope, positions[:, :-1]), real[:, 1:])[1]
+        yield from _walk(
+            layer, joined, rope_table(config.attention.rope, positions[:, :-1]), real[:, 1:], model.arithmetic
+        )[1]
 
 
 def _walk(
-    layer: DecoderLayer, x: Float[Array, "b t d"], table: RopeTable, real: Bool[Array, "b t"]
+    layer: DecoderLayer, x: Float[Array, "b t d"], table: RopeTable, real: Bool[Array, "b t"], arithmetic: Arithmetic
 ) -> tuple[Float[Array, "b t d"], list[tuple[Router, Float[Array, " e"]]]]:
     """One layer's output, and the loads of its router if it has one that is balanced."""
-    x = x + layer.self_attn(layer.input_layernorm(x), table, None)[0]
+    x = x + layer.self_attn(layer.input_layernorm(x), table, None, arithmetic.attention_impl)[0]
     h = layer.post_attention_layernorm(x)
     if not isinstance(layer.mlp, MixtureOfExperts):
         return x + layer.mlp(h), []
@@ -62,4 +65,4 @@ def _walk(
     chosen = router(h.reshape(-1, h.shape[-1]))[0]
     load = jnp.zeros((router.config.num_experts,)).at[chosen].add(real.reshape(-1, 1))
     loads = [(router, load)] if router.e_score_correction_bias is not None else []
-    return x + layer.mlp(h, impl="auto"), loads
+    return x + layer.mlp(h, impl=arithmetic.moe_impl), loads

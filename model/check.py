@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -175,10 +175,12 @@ def _greedy(path: ServedPath, first: NDArray[Any], lengths: NDArray[Any], count:
     return np.stack(tokens, axis=1)
 
 
-def measure(directory: Path, mesh: Mesh | None) -> Result:
+def measure(directory: Path, mesh: Mesh | None, attention: str) -> Result:
     """Compare one variant. Raises what loading raises."""
     config = ModelConfig.load(directory)  # an architecture that is not supported is said first
     model = load_model(directory, dtype=jnp.dtype(jnp.float32), mesh=mesh)
+    if attention != "auto":
+        model.arithmetic = replace(model.arithmetic, attention_impl=attention)
     expected = read_expected(directory / "expected.npz", config.vocab_size)
     ids, lengths = expected["input_ids"], expected["lengths"]
     mask = np.arange(ids.shape[1])[None, :] < lengths[:, None]
@@ -203,25 +205,26 @@ def measure(directory: Path, mesh: Mesh | None) -> Result:
     return Result(directory.name, "wrong" if worse else "ok", errors, greedy_equal, "; ".join(worse) or None)
 
 
-def check_one(directory: Path, mesh: Mesh | None) -> Result:
-    """measure(), with what a bad directory raises turned into its row."""
+def check_one(directory: Path, mesh: Mesh | None, attention: str = "auto") -> Result:
+    """measure(), with what a bad directory raises turned into its row. `attention`: kernels_pallas.dispatch's `impl`,
+    "auto" for what the model is served with."""
     try:
         with jax.default_matmul_precision("highest"):
-            return measure(directory, mesh)
+            return measure(directory, mesh, attention)
     except UnsupportedModel as error:
         return Result(directory.name, "unsupported", error=str(error))
     except (ValueError, OSError, KeyError) as error:
         return Result(directory.name, "wrong", error=str(error))
 
 
-def run(directories: Sequence[Path | str], *, as_json: bool = False, mesh: str = "") -> int:
+def run(directories: Sequence[Path | str], *, as_json: bool = False, mesh: str = "", attention: str = "auto") -> int:
     """Check each directory, print the report, return the exit code: 0 ok, 1 wrong, 3 only unsupported."""
     devices = make_mesh(parse_mesh(mesh)) if mesh else None
     results = []
     for directory in (Path(name).absolute() for name in directories):
         if devices is not None:
             _warn_unshardable(directory, devices)
-        results.append(check_one(directory, devices))
+        results.append(check_one(directory, devices, attention))
         if not as_json:
             _print_row(results[-1])
     if as_json:

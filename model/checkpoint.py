@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kernels_pallas.dispatch import device_kind
 
+from .arithmetic import FAST, PARTITIONED
 from .audit import SCALE_SUFFIX, CheckpointError, find_problems, open_checkpoint, size_problems
 from .config import ModelConfig
 from .plan import ParamPlan, hub_names, mesh_problems, plan
@@ -80,11 +81,10 @@ def load_hub(
     """
     root = Path(directory)
     config = ModelConfig.load(root)
-    moe_impl = "auto" if mesh is None else "dense"  # the form that partitions over the expert axis
     tensors, problems = open_checkpoint(root)
     if oversized := size_problems(config, tensors):
         raise CheckpointError(root, problems + oversized)
-    graph, params = plan(config, dtype or default_dtype(config), moe_impl=moe_impl)
+    graph, params = plan(config, dtype or default_dtype(config), arithmetic=FAST if mesh is None else PARTITIONED)
     if tensors or not problems:
         problems += find_problems(config, params, tensors, ignore)
     if strict_mesh and mesh is not None:

@@ -20,6 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
+from .arithmetic import FAST, PARTITIONED
 from .audit import CheckpointError
 from .config import ModelConfig
 from .hub_fields import shown
@@ -65,7 +66,7 @@ def load_converted(
     config = ModelConfig.load(directory)
     entries = _entries(directory)
     stored = jnp.dtype(entries["embed_tokens.embedding"]["dtype"] if "embed_tokens.embedding" in entries else "float32")
-    graph, params = plan(config, stored, moe_impl="dense" if mesh is not None else "auto")
+    graph, params = plan(config, stored, arithmetic=FAST if mesh is None else PARTITIONED)
     problems = _differences(params, entries)
     if strict_mesh and mesh is not None:
         problems += mesh_problems(params, mesh)

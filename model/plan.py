@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from .arithmetic import FAST, Arithmetic
 from .config import ModelConfig
 from .sharding import unshardable
 from .transformer import Transformer
@@ -50,9 +51,11 @@ def hub_names(path: tuple[Any, ...], config: ModelConfig) -> tuple[str, ...]:
     return tuple(".".join([*prefix, *parts[:at], str(e), *parts[at:-1], leaf]) for e in range(num_experts))
 
 
-def plan(config: ModelConfig, dtype: DTypeLike, *, moe_impl: str = "auto") -> tuple[nnx.GraphDef, list[ParamPlan]]:
+def plan(
+    config: ModelConfig, dtype: DTypeLike, *, arithmetic: Arithmetic = FAST
+) -> tuple[nnx.GraphDef, list[ParamPlan]]:
     """The structure of a Transformer and its parameters' sources; nothing is allocated."""
-    abstract = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype, moe_impl=moe_impl))
+    abstract = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0), dtype=dtype, arithmetic=arithmetic))
     graph, state = nnx.split(abstract)
     params = [
         ParamPlan(tuple(path), hub_names(tuple(path), config), param.shape, tuple(param.axes), np.dtype(param.dtype))

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from .architecture import LayerConfig, MoeConfig, Window
-from .arithmetic import Arithmetic
+from .arithmetic import FAST, Arithmetic
 from .attention import LayerCache, make_attention
 from .cache import PageView, Pool, cache_shape, write
 from .config import ModelConfig
@@ -44,10 +44,10 @@ class DecoderLayer(nnx.Module):
             self.mlp = SwiGLU(dim, config.ffn.width, rngs=rngs, dtype=dtype)
 
     def __call__(
-        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None, *, moe_impl: str
+        self, x: Float[Array, "b t d"], table: RopeTable, cache: LayerCache | None, arithmetic: Arithmetic
     ) -> tuple[Float[Array, "b t d"], Pool | None]:
-        attended, pool = self.self_attn(self.input_layernorm(x), table, cache)
-        return self._feed_forward(x + attended, moe_impl), pool
+        attended, pool = self.self_attn(self.input_layernorm(x), table, cache, arithmetic.attention_impl)
+        return self._feed_forward(x + attended, arithmetic.moe_impl), pool
 
     def by_rows(
         self, x: Float[Array, "n 1 d"], table: RopeTable, cache: LayerCache, arithmetic: Arithmetic
@@ -95,10 +95,15 @@ class MtpLayer(DecoderLayer):
 
 @partial(jax.jit, static_argnums=(0, 5))
 def _run_layer(
-    graph: nnx.GraphDef, state: nnx.State, x: jax.Array, table: RopeTable, cache: LayerCache | None, moe_impl: str
+    graph: nnx.GraphDef,
+    state: nnx.State,
+    x: jax.Array,
+    table: RopeTable,
+    cache: LayerCache | None,
+    arithmetic: Arithmetic,
 ) -> tuple[jax.Array, Pool | None]:
     layer: DecoderLayer = nnx.merge(graph, state)
-    return layer(x, table, cache, moe_impl=moe_impl)
+    return layer(x, table, cache, arithmetic)
 
 
 @partial(jax.jit, static_argnums=(0, 5))
@@ -110,15 +115,12 @@ def _run_layer_by_rows(
 
 
 class Transformer(nnx.Module):
-    """A DeepSeek-family language model. `moe_impl` fixes the experts' form (kernels_pallas.grouped_matmul).
-
-    `arithmetic` may be set to another one as long as nothing is compiled.
-    """
+    """A DeepSeek-family language model. `arithmetic` may be set to another one as long as nothing is compiled."""
 
     def __init__(
-        self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, moe_impl: str = "auto"
+        self, config: ModelConfig, *, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32, arithmetic: Arithmetic = FAST
     ) -> None:
-        self.config, self.arithmetic = config, Arithmetic(moe_impl)
+        self.config, self.arithmetic = config, arithmetic
         dim, eps = config.hidden_size, config.rms_norm_eps
         self.embed_tokens = Embedding(config.vocab_size, dim, rngs=rngs, dtype=dtype)
         self.layers = nnx.List([DecoderLayer(layer, dim, eps, rngs=rngs, dtype=dtype) for layer in config.layers])
@@ -227,5 +229,5 @@ class Transformer(nnx.Module):
         self, layer: DecoderLayer, x: jax.Array, table: RopeTable, cache: LayerCache | None
     ) -> tuple[jax.Array, Pool | None]:
         graph, state = nnx.split(layer)
-        out: tuple[jax.Array, Pool | None] = _run_layer(graph, state, x, table, cache, self.arithmetic.moe_impl)
+        out: tuple[jax.Array, Pool | None] = _run_layer(graph, state, x, table, cache, self.arithmetic)
         return out

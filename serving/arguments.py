@@ -111,6 +111,13 @@ def _add_check(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print a list of objects, one a directory")
     parser.add_argument("--mesh", metavar="AXES", default="", help="device mesh such as data=2,tensor=2,expert=2")
     parser.add_argument("--simulate-devices", metavar="N", type=int, default=0, help="pretend the CPU is N devices")
+    parser.add_argument(
+        "--attention",
+        choices=("auto", "xla", "pallas", "interpret"),
+        default="auto",
+        help="what computes attention: the kernels (pallas), XLA, or the kernels step by step through XLA, which any "
+        "device can and which is slow (interpret); auto: the kernels on a GPU",
+    )
 
 
 def _add_tokenize(commands: Commands) -> None:

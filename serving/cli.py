@@ -129,7 +129,7 @@ def _check(args: argparse.Namespace) -> int:
     _simulate_devices(args.simulate_devices)
     from model import check
 
-    return check.run(args.directories, as_json=args.json, mesh=args.mesh)
+    return check.run(args.directories, as_json=args.json, mesh=args.mesh, attention=args.attention)
 
 
 def _tokenize(args: argparse.Namespace) -> int:

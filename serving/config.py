@@ -145,6 +145,10 @@ class AttentionSection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = "full"
     window: Annotated[int, Meta(ge=1, description="positions that a token sees, its own included")] = 128
     sinks: Annotated[int, Meta(ge=0, description="first positions that all see")] = 4
+    impl: Annotated[
+        Literal["auto", "xla"],
+        Meta(description="what computes it; auto: Pallas kernels where there is one GPU, else xla, XLA's own code"),
+    ] = "auto"
 
 
 class RuntimeConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,6 +5,7 @@ The one place that puts model and engine together, and the only one outside the 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -43,6 +44,8 @@ def load_backend(config: Config, directory: Path, *, compile_cache: Path | None,
     mesh = make_mesh(parse_mesh(config.model.mesh)) if config.model.mesh else None
     dtype = None if config.model.dtype == "auto" else jnp.dtype(config.model.dtype)
     model = load_model(directory, dtype=dtype, mesh=mesh, strict_mesh=True)
+    if config.attention.impl != "auto":
+        model.arithmetic = replace(model.arithmetic, attention_impl=config.attention.impl)
     if config.engine.deterministic:
         model.arithmetic = model.arithmetic.fixed()
     elif mesh is None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from model.arithmetic import PARTITIONED
 from model.balance import expert_loads, make_balance
 from model.examples import Rows, pack
 from model.moe import Router
@@ -65,10 +66,10 @@ def test_the_walk_is_the_model(model: Transformer, examples: Examples, monkeypat
     table = rope_table(model.config.layers[0].attention.rope, positions)
     x = model.embed_tokens(examples.tokens)
     for layer in model.layers:
-        x, _ = layer(x, table, None, moe_impl="dense")
+        x, _ = layer(x, table, None, PARTITIONED)
     hidden = model.norm(x)
     joined = model.mtp[0].join(model.embed_tokens(examples.tokens[:, 1:]), hidden[:, :-1])
-    model.mtp[0](joined, tuple(part[:, :-1] for part in table), None, moe_impl="dense")
+    model.mtp[0](joined, tuple(part[:, :-1] for part in table), None, PARTITIONED)
     monkeypatch.undo()
     np.testing.assert_allclose(hidden, model.hidden(examples.tokens, positions), atol=1e-5)
     for got, expected in zip(walked, seen, strict=True):

@@ -27,6 +27,13 @@ def test_golden(variant):
     assert (result.max_err["mtp_logits"] is not None) == (variant == "v3")
 
 
+@pytest.mark.parametrize("variant", ["r1_distill_qwen", "v2_lite"])
+def test_kernels_reproduce_the_goldens(variant):
+    with few_optimisations():
+        result = check_one(GOLDEN / variant, None, "interpret")
+    assert (result.status, result.greedy_equal) == ("ok", True), result.error
+
+
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     shutil.copytree(GOLDEN / "llm_7b", tmp_path / "llama")
