@@ -66,6 +66,7 @@ aot:         ## compile every GPU kernel without a GPU (1.3 GB from PyPI, once; 
 	else echo "no Python 3.12 here, which JAX's newest needs: no kernel was compiled"; fi
 
 aot-setup: $(AOT_VENV)/.ready
+	@:
 
 $(AOT_VENV)/.ready: constraints.txt Makefile
 	"$(AOT_PYTHON)" -m venv $(AOT_VENV)

@@ -42,7 +42,8 @@ class Plan(NamedTuple):
         """Of the largest sizes whose kernels fit into registers and shared memory, as compiled for sm_80 and sm_90a."""
         _, t, h, width = q.shape
         wide = (width + v_width) * q.dtype.itemsize > WIDE
-        places, block = (64 if backward or wide else 128), (32 if wide else 64)
+        narrow = wide or (backward and q.dtype.itemsize == 4)  # keys in float32 and their gradients
+        places, block = (64 if backward or wide else 128), (32 if narrow else 64)
         shared = h // groups
         places, block = min(places, power_of_two(t * shared)), min(block, power_of_two(num_keys))
         return cls(band, scale, shared, places, block, warps=8 if places >= 64 else 4)

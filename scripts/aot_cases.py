@@ -16,6 +16,7 @@ from kernels_pallas.band import Band
 from kernels_pallas.int8_matmul import int8_matmul
 from kernels_pallas.mla_decode import mla_decode
 from kernels_pallas.sliding_window import paged_sliding_window, sliding_window
+from kernels_pallas.softmax import softmax
 
 TARGETS = ("sm_90a", "sm_80")
 BF16, F32, INT8, FP8, INT32 = jnp.bfloat16, jnp.float32, jnp.int8, jnp.float8_e4m3fn, jnp.int32
@@ -76,6 +77,17 @@ def _mla_decode() -> Iterator[Case]:
     yield first._replace(run=listed, args=(*first.args, of((4, 16), INT32), *_rows(4)))
 
 
+def _softmax() -> Iterator[Case]:
+    def gradient(*args: Any) -> jax.Array:
+        return jax.grad(lambda x: (softmax(x, *args[1:], impl="pallas").astype(F32) ** 2).sum())(args[0])
+
+    for name, dtype, shape in (("f32-4096", F32, (64, 4096)), ("bf16-129280", BF16, (8, 129280))):
+        x, mask = of(shape, dtype), of(shape[1:], jnp.bool_)
+        yield Case(f"softmax/{name}", partial(softmax, impl="pallas"), (x,))
+        yield Case(f"softmax/{name}-mask", partial(softmax, impl="pallas"), (x, mask))
+        yield Case(f"softmax/gradient-{name}-mask", gradient, (x, mask))
+
+
 def _int8_matmul() -> Iterator[Case]:
     for name, w, scale in (("int8", INT8, (2048,)), ("fp8-blocks", FP8, (16, 32))):
         for rows in (1, 256):
@@ -120,4 +132,11 @@ def _hopper_mla_decode() -> Iterator[Case]:
         yield Case(f"hopper_mla_decode/{name}", run, args, ("sm_90a",))
 
 
-CASES = (*_sliding_window(), *_mla_decode(), *_int8_matmul(), *_hopper_sliding_window(), *_hopper_mla_decode())
+CASES = (
+    *_sliding_window(),
+    *_softmax(),
+    *_mla_decode(),
+    *_int8_matmul(),
+    *_hopper_sliding_window(),
+    *_hopper_mla_decode(),
+)

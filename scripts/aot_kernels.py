@@ -29,7 +29,7 @@ USED = re.compile(r"Used (\d+) registers")
 PTX_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
 THUNK = re.compile(r"kCustomKernel .*?\] (\w+) grid: .* shared_memory: (\d+) bytes")
 RESOURCES = re.compile(r"smem_scratch_bytes=(\d+)")
-WRONG = re.compile(r"error|fatal|check failed", re.IGNORECASE)
+WRONG = re.compile(r"\b(error|fatal|check failed)\b", re.IGNORECASE)
 MOSAIC = "_mosaic_gpu_kernel"
 MOST_WORDS = 500  # letters of an error
 

@@ -79,7 +79,8 @@ def test_a_case_is_its_kernels_and_fails_without_them(dumped: Path) -> None:
 
 
 def test_a_compilers_death_is_put_down_to_the_case_it_was_at() -> None:
-    log = "start\n=== case a/1\nfine\n=== case a/2\nLLVM ERROR: Cannot select\n*** End stack trace ***\n"
+    trace = "F12 error_handler.cc:44] *** Begin stack trace ***\n*** End stack trace ***\n"
+    log = f"start\n=== case a/1\nfine\n=== case a/2\nLLVM ERROR: Cannot select\n{trace}"
     said = json.dumps({"case": "a/1", "seconds": 0.5, "error": None})
     good, died, missing = outcomes(["a/1", "a/2", "a/3"], -6, said, log)
     assert good == ("a/1", 0.5, None, "fine\n")
