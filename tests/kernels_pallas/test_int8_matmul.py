@@ -15,6 +15,8 @@ from kernels_pallas.int8_matmul import int8_matmul, int8_matmul_reference
 
 from .compare import assert_close
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 INT8, FP8 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
 CHANNELS = None  # of W, with a scale each, in place of a block
 TOLERANCE = {

@@ -14,6 +14,8 @@ from kernels_pallas.mla_decode import merge, mla_decode, mla_decode_reference
 
 from .compare import assert_close
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 LATENT, ROTARY = 32, 8
 SCALE = 0.3
 TOLERANCE = {
