@@ -7,6 +7,8 @@ import pytest
 
 from kernels_pallas.grouped_matmul import grouped_mlp
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def loop64(x, experts, weights, gate, up, down):
     x, gate, up, down = (np.asarray(a, np.float64) for a in (x, gate, up, down))

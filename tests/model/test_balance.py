@@ -17,6 +17,8 @@ from model.train import Examples, Recipe, init_state
 from model.transformer import Transformer
 from tests.fakes_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
@@ -36,7 +38,6 @@ def loads_of(model: Transformer, examples: Examples) -> list[np.ndarray]:
     return [np.asarray(load) for load in compiled(params, examples)]
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_loads_count_the_real_tokens(model: Transformer, examples: Examples) -> None:
     loads = loads_of(model, examples)
     assert len(loads) == 2  # the MoE layer's and the MTP layer's

@@ -10,6 +10,8 @@ from model.evaluate import auc, best_threshold, label_probabilities
 from model.examples import Rows
 from tests.fakes_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 SCORED = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=40)
 
 
