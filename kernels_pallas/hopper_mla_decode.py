@@ -1,6 +1,6 @@
 """kernels_pallas/mla_decode.py's kernel for Hopper: its own copies, products and barriers.
 
-A private route: the maths, the public function and the merge of splits are there. A block of threads has 64 queries of
+A private route: the maths, the public function and its use of `merge` are there. A block of threads has 64 queries of
 a row, heads and all, and is two warpgroups, each of which has half of the latent's columns in its registers: 64 x 512
 sums are more than one has room for. Both compute all scores, so that nothing but probabilities need pass from one to
 the other; where tensor cores are not what a decode step waits for, that is free. The first warpgroup has the tensor

@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 
 from .band import Band
 from .dispatch import Impl, dot, kernel_options, resolve
-from .online_softmax import LOG2E, NONE, Sums
+from .online_softmax import LOG2E, NONE, Sums, merge, natural
 from .tiles import Ref, count, load, load_rows, power_of_two, split, store
 
 XLA_KEYS = 64  # at a time
@@ -134,22 +134,7 @@ def _xla(
 
     sums = Sums.begin(jnp.full(q.shape[:3], NONE), (latent,))
     (out,), lse = jax.lax.fori_loop(0, pl.cdiv(total.max(), XLA_KEYS), step, sums).finish()
-    return out.astype(q.dtype), _natural(lse)
-
-
-def _natural(lse: jax.Array) -> jax.Array:
-    """From base 2."""
-    return jnp.where(lse > NONE / 2, lse / LOG2E, -jnp.inf)
-
-
-def merge(outs: jax.Array, lses: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Attention over key sets that have no key in common, outs [n, ..., c] and lses [n, ...], as attention over all of
-    their keys: out [..., c] f32 and lse [...]."""
-    top = lses.max(0)
-    weight = jnp.exp(lses - jnp.where(top == -jnp.inf, 0, top))  # [n, ...]
-    mass = weight.sum(0)
-    share = weight / jnp.where(mass > 0, mass, 1)
-    return (share[..., None] * outs).sum(0), top + jnp.log(mass)
+    return out.astype(q.dtype), natural(lse)
 
 
 class _Plan(NamedTuple):
@@ -237,9 +222,8 @@ def _pallas(
         name="mla_decode",
         **kernel_options(impl, num_warps=plan.num_warps, num_stages=plan.num_stages),
     )(*rows, q.reshape(b, t * heads, width), pool.reshape(-1, keys.page_size, width))
-    lses = _natural(lses)
     out, lse = (outs[0], lses[0]) if plan.splits == 1 else merge(outs, lses)
-    return out.astype(q.dtype).reshape(b, t, heads, latent), lse.reshape(b, t, heads)
+    return out.astype(q.dtype).reshape(b, t, heads, latent), natural(lse).reshape(b, t, heads)
 
 
 def mla_decode(
@@ -259,7 +243,8 @@ def mla_decode(
     impl: str = "auto",
 ) -> tuple[jax.Array, jax.Array]:
     """q [b, t, h, latent + rotary], pool [pages, 1, page_size, latent + rotary] as model/cache.py has it, page_table
-    [b, pages of a row] int32, start [b] int32 -> out [b, t, h, latent] in q's dtype and lse [b, t, h] f32, for `merge`.
+    [b, pages of a row] int32, start [b] int32 -> out [b, t, h, latent] in q's dtype and lse [b, t, h] f32, by which
+    results over sets of keys that have none in common merge (online_softmax.merge, to base 2).
 
     Query i of row r is at position start[r] + i and sees the row's keys up to its own position. Of row r's t tokens
     only the first length[r] ([b] int32; None: all) are in the cache: what lies behind them is nobody's. `window` and

@@ -43,13 +43,20 @@ class Sums(NamedTuple):
         return tuple(mixed / self.mass[..., None] for mixed in self.mixed), self.top + jnp.log2(self.mass)
 
 
-def merge(out: jax.Array, lse: jax.Array) -> jax.Array:
-    """What `finish` gave for n sets of keys, [n, ..., v] and [n, ...], as it would for all of them; one set has the
-    sink."""
-    share = jnp.exp2(lse - lse.max(0))
-    return (out * (share / share.sum(0))[..., None]).sum(0)
+def merge(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What `finish` gave for n sets of keys that have none in common, [n, ..., v] and [n, ...], as it would for all of
+    them; one set has the sink."""
+    top = lse.max(0)
+    share = jnp.exp2(lse - top)
+    mass = share.sum(0)
+    return (out * (share / mass)[..., None]).sum(0), top + jnp.log2(mass)
 
 
 def base2(sink: jax.Array) -> jax.Array:
     """Natural logits, of which -inf is none, as what sums begin with."""
     return jnp.maximum(sink.astype(jnp.float32) * LOG2E, NONE)
+
+
+def natural(lse: jax.Array) -> jax.Array:
+    """The other way: what `finish` and `merge` give, -inf where there was no key."""
+    return jnp.where(lse > NONE / 2, lse / LOG2E, -jnp.inf)

@@ -396,7 +396,7 @@ def _paged_pallas(form: _Form, paged: _Paged) -> jax.Array:
     )(start, length, page_table, base2(logits), q, pool)
     if plan.splits == 1:
         return out
-    return merge(out.reshape(-1, *q.shape), lse.reshape(-1, *q.shape[:3])).astype(q.dtype)
+    return merge(out.reshape(-1, *q.shape), lse.reshape(-1, *q.shape[:3]))[0].astype(q.dtype)
 
 
 def _source(form: _Form, keys: jax.Array, values: jax.Array, end: jax.Array) -> band_walk.Source:
